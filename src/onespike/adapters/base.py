@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from onespike.errors import LoadError, UsageError, first_line, unknown
 from onespike.sources import SOURCES, forms
 from onespike.tasks import Classification, Detection, Item, Items, Task, batches
+from onespike.tasks.inputs import Batches
 
 ALIGNMENT = 64
 """Bytes at multiples of which torch puts what it allocates."""
@@ -51,7 +52,7 @@ class Reading:
 
     def batches(
         self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
+    ) -> Batches:
         return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
 
 
@@ -89,9 +90,7 @@ class LoadedModel:
         reading, task = self.reading.of_length(length)
         return dataclasses.replace(self, reading=reading, task=task)
 
-    def batches(
-        self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)
-    ) -> Iterator[tuple[Any, Tensor | None]]:
+    def batches(self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)) -> Batches:
         """Return batches of (inputs, labels) as the network takes them; with several processes, this one's part."""
         return self.reading.batches(items, batch_size, part, self.task.load)
 
@@ -149,7 +148,7 @@ def load_model(
     from onespike.adapters.checkpoints import files_of, load_from_disk
 
     if on_disk and (files := files_of(name, source)):
-        loaded: LoadedModel = load_from_disk(adapter.load, name, source, files)
+        loaded: LoadedModel = load_from_disk(adapter, name, source, files)
     else:
         loaded = adapter.load(name, source)
         align_(loaded.model)

@@ -164,13 +164,12 @@ def files_of(name: str, source: Source) -> list[Path]:
     return sorted(Path(name).glob("*.safetensors")) if source.pretrained else []
 
 
-def load_from_disk(
-    load: Callable[[str, Source], LoadedModel], name: str, source: Source, files: Sequence[Path]
-) -> LoadedModel:
+def load_from_disk(adapter: Any, name: str, source: Source, files: Sequence[Path]) -> LoadedModel:
     """The network, and where in these files its parameters and buffers are, if all are there and can be taken."""
     accelerate = require("accelerate", "accelerate", f"{source.spec} in blocks")
     with accelerate.init_empty_weights(include_buffers=False):
-        loaded = load(name, dataclasses.replace(source, file=None, pretrained=False, random=True))
+        empty = dataclasses.replace(source, file=None, pretrained=False, random=True)
+        loaded: LoadedModel = adapter.load(name, empty)
     model: Any = loaded.model
     if hasattr(model, "tie_weights"):  # parameters that are one, which building them empty has parted
         model.tie_weights()

@@ -50,9 +50,8 @@ def load(name: str, source: Source) -> LoadedModel:
         config = library.AutoConfig.from_pretrained(name, **where)
         kind = _kind(library, spec, config)
         reads = kind in (WRITES, EMBEDS)
-        processor = (library.AutoTokenizer if reads else library.AutoImageProcessor).from_pretrained(
-            name, **where
-        )
+        reader = library.AutoTokenizer if reads else library.AutoImageProcessor
+        processor = reader.from_pretrained(name, **where)
         build = partial(_build, library, kind, name, source, config, where)
         try:
             model: Any = build(source.attention or "sdpa")

@@ -53,9 +53,8 @@ class Detection(Task):
     @property
     def aims(self) -> Mapping[str, Objective]:
         title, _ = self.scored_by[0 if self.masks else 1]
-        return {
-            "ap": Objective(title, lambda items: Precision(self.metric(items)), labeled=True, partial=False)
-        }
+        precision = Objective(title, lambda items: Precision(self.metric(items)), labeled=True, partial=False)
+        return {"ap": precision}
 
     def _pairs(self, expected: Any, actual: Any) -> Iterator[tuple[Objects, Objects]]:
         return zip(self.objects(expected), self.objects(actual), strict=True)

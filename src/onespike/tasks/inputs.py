@@ -17,6 +17,9 @@ from torch import Tensor
 
 from onespike.errors import DataError, UsageError
 
+Batches = Iterator[tuple[Any, Tensor | None]]
+"""Inputs as a network takes them, and their labels; None if one of them has none."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -102,10 +105,10 @@ def batches(
     collate: Callable[[list[Any]], Any] | None = None,
     load: Callable[[Item], Any] | None = None,
     threads: int = 2,
-) -> Iterator[tuple[Any, Tensor | None]]:
+) -> Batches:
     """Yield batches of (inputs, labels) in list order; threads read ahead by one batch.
 
-    Labels are None if one image of the batch has none. With `part=(i, n)`, only every n-th batch from the
+    With `part=(i, n)`, only every n-th batch from the
     i-th on is read: the share of one of n processes. `collate` makes a network's input from the images' tensors, which
     may then differ in size; without it they are stacked. `load` reads what the transform takes, by default an image.
     """

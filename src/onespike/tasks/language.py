@@ -59,9 +59,8 @@ class Perplexity:
     def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
         if labels is None:
             raise DataError("a window without its number cannot be scored. Give the numbers as labels.")
-        for number, *outputs in zip(
-            labels.tolist(), scores_of(ann).detach(), scores_of(snn).detach(), strict=True
-        ):
+        scores = (scores_of(output).detach() for output in (ann, snn))
+        for number, *outputs in zip(labels.tolist(), *scores, strict=True):
             window = self.windows[number]
             row = {"positions": len(window), "kl": 0.0, "same": 0.0}
             for name, scores in zip(NETWORKS, outputs, strict=True):
