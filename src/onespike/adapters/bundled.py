@@ -189,12 +189,12 @@ def load(name: str, source: Source) -> LoadedModel:
     words = f"resize 32×32 bilinear, {describe_normalization(CIFAR10_MEAN, CIFAR10_STD)}"
     reading = Reading(lambda image: normalized(pixels_of(image, 32), CIFAR10_MEAN, CIFAR10_STD), words)
     task, attention = Classification(CIFAR10_CLASSES), set_attention_(model, source.attention)
-    if shipped is None:
-        return LoadedModel(model, source.spec, reading, task, weights, attention)
-    from safetensors import safe_open
+    accuracy = None
+    if shipped:
+        from safetensors import safe_open
 
-    with safe_open(shipped, framework="pt") as opened:  # the training script wrote the accuracy into the file
-        accuracy = float(opened.metadata()["test_accuracy"])
+        with safe_open(shipped, framework="pt") as file:  # the training script wrote the accuracy into it
+            accuracy = float(file.metadata()["test_accuracy"])
     return LoadedModel(model, source.spec, reading, task, weights, attention, accuracy)
 
 

@@ -67,11 +67,7 @@ class Numbers(Meaning):
 
 
 def infer(output: Any) -> Meaning:
-    """Return classes for logits of shape (inputs, classes), numbers for anything else.
-
-    >>> [type(infer(x)).__name__ for x in (torch.zeros(4, 10), torch.zeros(4, 1), {"depth": torch.zeros(4, 8, 8)})]
-    ['Classification', 'Numbers', 'Numbers']
-    """
+    """Return classes for logits of shape (inputs, classes), numbers for anything else."""
     scores = logits(output)
     classes = isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1
     return Classification() if classes else Numbers()

@@ -96,11 +96,7 @@ def span(evaluation: Mapping[str, Any], figure: str, digits: int = 1) -> str | N
 def stated(
     evaluation: Mapping[str, Any], value: float, figure: str, digits: int, unit: str = "", sign: bool = False
 ) -> str:
-    """Write a value of a figure with its unit, and in parentheses with its interval if it has one.
-
-    >>> stated({"intervals": {"kl": [0.4, 0.6]}}, 0.5, "kl", 4, " nats")
-    '0.5000 nats (95 %: 0.4000 to 0.6000)'
-    """
+    """Write a value of a figure with its unit, and in parentheses with its interval if it has one."""
     text, bounds = f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−"), bounds_of(evaluation, figure)
     certainty = "" if bounds is None else f" ({spelled(bounds, digits if digits > 2 else 1, sign)})"
     return f"{text}{unit}{certainty}"
