@@ -6,21 +6,27 @@ import pytest
 import torch
 
 import onespike
-from onespike.adapters.transformers import Pooled
 from onespike.energy.metering import metered
 from onespike.tasks import Embedding
 
 
-def encoder() -> Pooled:
+class Pooled(torch.nn.Module):
     """A small encoder whose states are averaged over the tokens of each text."""
-    from transformers import BertConfig, BertModel
 
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=16, initializer_range=0.4,
-    )  # fmt: skip
-    return Pooled(BertModel(config, add_pooling_layer=False).eval())
+    def __init__(self) -> None:
+        from transformers import BertConfig, BertModel
+
+        super().__init__()
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+            max_position_embeddings=16, initializer_range=0.4,
+        )  # fmt: skip
+        self.encoder = BertModel(config, add_pooling_layer=False).eval()
+
+    def forward(self, input_ids, attention_mask):
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return (states * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def texts():
 
 def test_a_padded_batch_calibrates_as_its_texts_do(texts):
     padded, single = texts
-    model = encoder()
+    model = Pooled()
     together, apart = onespike.calibrate(model, [padded]), onespike.calibrate(model, single)
     for site, threshold in apart.items():
         # sums over keys are made in another order
@@ -49,7 +55,7 @@ def test_a_padded_batch_calibrates_as_its_texts_do(texts):
 
 def test_a_padded_batch_costs_what_its_texts_cost(texts):
     padded, single = texts
-    model = encoder()
+    model = Pooled()
     snn = onespike.convert(model, onespike.calibrate(model, single), onespike.Recipe(scale=0.2))
     with torch.inference_mode():
         with metered(snn) as together:
@@ -63,7 +69,7 @@ def test_a_padded_batch_costs_what_its_texts_cost(texts):
 
 def test_passes_take_texts_of_several_lengths(texts):
     padded, single = texts
-    model, task = encoder(), Embedding()
+    model, task = Pooled(), Embedding()
     recipe = onespike.Recipe(passes=("nearest", "layout", "center", "tokens", "allocate"), scale=0.2)
     with torch.inference_mode():
         expected = torch.cat([model(**text) for text in single])
