@@ -12,13 +12,13 @@ import onespike
 from onespike import kernels
 from onespike.deploy.integer import optimize_
 from onespike.errors import UsageError
-from onespike.passes import PASSES, TRAITS
+from onespike.passes import PASSES
 from onespike.presets import PRESETS
 from passes.small_networks import attention, convolutional, tokens
 
 pytestmark = pytest.mark.skipif(kernels.best_path() is None, reason="no integer units here")
 PICTURES = list(torch.randn(48, 2, 4, 4, generator=torch.Generator().manual_seed(2)).split(16))
-CHAINS = [tuple(dict.fromkeys((*TRAITS[name].needs, name))) for name in PASSES]
+CHAINS = [tuple(dict.fromkeys((*PASSES[name].needs, name))) for name in PASSES]
 AT_ONCE = [name for name in PRESETS if onespike.preset(name).steps == 1]
 
 

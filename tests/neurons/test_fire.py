@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from contract.neuron_contract import bits, needs_cpp
-from onespike.energy.binary_lanes import naf_weight
+from onespike.energy.columns import naf_weight
 from onespike.errors import UsageError
 from onespike.passes.layout import digit_levels
 from onespike.spikes import fire_function, mixed_levels

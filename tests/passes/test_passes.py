@@ -23,7 +23,6 @@ from onespike.passes import (
     parse_passes,
     statistics,
 )
-from onespike.passes.base import TRAITS
 from onespike.passes.budget import spending
 from onespike.passes.chaining import improve
 from onespike.passes.statistics import Fisher, fisher, judged
@@ -38,13 +37,13 @@ def test_thrifty_neurons_lose_less_for_the_same_digits():
         lost.append(divergence(context.model, result, tokens(seed=5)))
     assert lost[1] < 0.75 * lost[0]
     assert {t.rounding for t in result.spiking.values()} == {"thrifty"}
-    counted = PASSES["thrifty"](*ready(energy="counts"))
+    counted = PASSES["thrifty"].run(*ready(energy="counts"))
     assert {t.rounding for t in counted.spiking.values()} == {"nearest"}
 
 
 def test_center_is_the_median_of_each_channel_and_softmax_has_none():
     state, context = ready()
-    result = PASSES["center"](state, context).thresholds
+    result = PASSES["center"].run(state, context).thresholds
     with torch.no_grad():
         x = torch.cat(tokens())
         x = torch.cat([context.model.token.expand(len(x), -1, -1), context.model.embed(x)], 1)
@@ -56,7 +55,7 @@ def test_center_is_the_median_of_each_channel_and_softmax_has_none():
 
 def test_positions_make_the_class_token_finer_and_silence_what_cannot_matter():
     state, context = ready()
-    result = PASSES["positions"](state, context)
+    result = PASSES["positions"].run(state, context)
     last, first = (result.thresholds[f"blocks.{n}.fc2:linear0_input"].gain.flatten() for n in (1, 0))
     assert last[0] == 1 and bool((last[1:] == 2.0**30).all())  # only the class token reaches the output
     assert bool((first.log2() == first.log2().round()).all()) and float(first.max()) < 2**20
@@ -109,7 +108,7 @@ def test_passes_work_on_a_convolutional_network(energy):
 def test_corrected_channels_have_the_means_of_the_original():
     """A constant for each channel at the inputs of linear maps alone, layer after layer, at the same energy."""
     plain, context = passed(budget=0.15)
-    corrected = PASSES["correct"](plain, context)
+    corrected = PASSES["correct"].run(plain, context)
     assert spending(corrected, context) == pytest.approx(0.15, rel=0.011)
     assert all(t.offset is None for s, t in corrected.spiking.items() if s.operation != "linear")
     judges = tokens()[-1:]
@@ -121,7 +120,7 @@ def test_each_site_is_corrected_for_its_own_loss_and_for_those_before_it(monkeyp
     plain, context = passed(budget=0.15)
     monkeypatch.setattr("onespike.passes.correct.fit", lambda state, context, goal: state)
     monkeypatch.setattr("onespike.passes.correct.judged", lambda name, state, others, context: others)
-    apart, onward = (result.thresholds for result in PASSES["correct"](plain, context))
+    apart, onward = (result.thresholds for result in PASSES["correct"].run(plain, context))
     first, *later = (site for site, t in apart.items() if t.offset is not None)
     torch.testing.assert_close(apart[first].offset, onward[first].offset)
     assert all(not torch.allclose(apart[site].offset, onward[site].offset) for site in later)
@@ -156,7 +155,7 @@ def test_what_is_worse_on_held_out_inputs_is_not_kept(name, monkeypatch):
         return torch.tensor([[float(state is not plain)] for state in states])
 
     monkeypatch.setattr("onespike.passes.statistics.divergences", worse)
-    assert PASSES[name](plain, context) is plain
+    assert PASSES[name].run(plain, context) is plain
     assert 0 < len(judges) < len(context.inputs)
 
 
@@ -183,7 +182,7 @@ def test_silent_channels_borrow_from_their_site():
 def test_constants_of_products_of_activations_are_charged():
     """q·μ is one product for each row that shares μ: its MACs stand in every column."""
     state, context = ready()
-    result = PASSES["center"](state, context)
+    result = PASSES["center"].run(state, context)
     ledger = counted(result.network(context.model), tokens()[0])
     charged = {str(r.site): r.constant_macs for r in ledger.sites.values() if r.constant_macs}
     assert set(charged) == {f"blocks.{b}:matmul{m}" for b in (0, 1) for m in ("0_lhs", "0_rhs", "1_rhs")}
@@ -239,7 +238,6 @@ def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
         assert all(torch.equal(2 * result[s].positive, before[s].positive) for s in fired)
     finally:
         PASSES.pop("finer")
-        TRAITS.pop("finer")
 
 
 SEVEN = ("nearest", "positions", "center", "allocate", "weigh", "correct", "refit")

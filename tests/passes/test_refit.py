@@ -10,7 +10,7 @@ from torch import nn
 from onespike import convert, revert_
 from onespike.passes import chain
 from onespike.passes.budget import spending
-from onespike.passes.refit import RIDGE, Moments, rows_of, weight_of
+from onespike.passes.correct import RIDGE, Moments, is_fitted, rows_of
 
 CONVOLUTION = ("nearest", "layout", "center", "allocate")
 
@@ -77,7 +77,7 @@ CONVOLUTIONS = {
 def test_the_rows_of_a_convolution_give_its_outputs(kind):
     module, x = CONVOLUTIONS[kind], torch.randn(2, 4, 7, 5)
     rows = rows_of(module, torch.stack((x, -x)), torch.Generator().manual_seed(0))
-    weight = weight_of(module).reshape(module.groups, -1, rows.shape[-1])
+    weight = module.weight.reshape(module.groups, -1, rows.shape[-1])
     result = (rows[0] @ weight.mT).transpose(0, 1).flatten(1) + module.bias
     wanted = module(x).movedim(1, -1).flatten(0, 2)
     assert torch.equal(rows[1], -rows[0])
@@ -121,7 +121,10 @@ def test_convolutions_are_refitted_after_their_batchnorm_and_go_back():
 
 
 def test_convolutions_that_are_too_wide_or_pad_otherwise_keep_their_weights():
-    assert weight_of(nn.Conv2d(256, 8, 3)) is None
-    assert weight_of(nn.Conv2d(2, 4, 3, padding="same")) is None
-    assert weight_of(nn.Conv2d(2, 4, 3, padding_mode="reflect")) is None
-    assert weight_of(nn.Conv1d(2, 4, 3)) is None and weight_of(nn.ReLU()) is None
+    others = (
+        nn.Conv2d(2, 4, 3, padding="same"),
+        nn.Conv2d(2, 4, 3, padding_mode="reflect"),
+        nn.Conv1d(2, 4, 3),
+    )
+    assert not any(map(is_fitted, (nn.Conv2d(256, 8, 3), *others, nn.ReLU())))
+    assert is_fitted(nn.Conv2d(128, 8, 3)) and is_fitted(nn.Linear(2, 2))

@@ -77,8 +77,8 @@ def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
     recipe = preset("sformer")
     start = PassState(calibrate(loaded.model, batches, recipe), recipe)
     context = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
-    before = PASSES["allocate"](PASSES["nearest"](start, context), context)
-    after = PASSES["tune"](before, context)
+    before = PASSES["allocate"].run(PASSES["nearest"].run(start, context), context)
+    after = PASSES["tune"].run(before, context)
     result, plain = divergences([after, before], context, batches[-1:])
     assert float(result) < 1.05 * float(plain)
 

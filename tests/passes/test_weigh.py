@@ -78,6 +78,6 @@ def test_a_trained_transformer_at_equal_energy():
     model = loaded.model.eval()
     state, context = start(model, inputs, budget=0.1)
     plain = chain(state, context, FAST)
-    better = PASSES["weigh"](plain, context)
+    better = PASSES["weigh"].run(plain, context)
     assert divergence(model, better, others) < 0.7 * divergence(model, plain, others)
     assert spending(better, context) == pytest.approx(spending(plain, context), rel=0.02)

@@ -97,6 +97,6 @@ LISTS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
     "models": _models,
     "profiles": _profiles,
     "neurons": lambda: _documented(onespike.NEURONS),
-    "passes": lambda: _documented(onespike.passes.PASSES),
+    "passes": lambda: _documented({name: one.run for name, one in onespike.passes.PASSES.items()}),
     "presets": _presets,
 }

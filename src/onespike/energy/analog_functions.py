@@ -63,9 +63,8 @@ class Call:
     macs: int = 0
     sums: int = 0  # of products, which it would bring to fixed point
     before: Call | None = None
-    scales: bool = (
-        False  # whether it ends with a factor, which a neuron that scales takes in, as a softmax does
-    )
+    # whether it ends with a factor, which a neuron that scales takes in, as a softmax does
+    scales: bool = False
     needed: bool = False
 
 
@@ -90,7 +89,7 @@ class AnalogFunctions(TorchFunctionMode):
     def _count(self, call: Call | None) -> None:
         while call is not None and not call.needed:
             call.needed = True
-            _add(self.ledger.folded, call.kind, -call.macs)
+            self.ledger.folded[call.kind] -= call.macs
             self.ledger.values += call.sums
             call = call.before
 
@@ -104,7 +103,7 @@ class AnalogFunctions(TorchFunctionMode):
             kind, macs = (PRODUCT, 1) if len(factors) == 2 else ("", 0)
         if kind:
             macs *= result.numel()
-            _add(self.ledger.functions, kind, macs)
+            self.ledger.functions[kind] += macs
         self._follow(function, args, result, kind, macs)
         return result
 
@@ -127,14 +126,9 @@ class AnalogFunctions(TorchFunctionMode):
             # of a softmax the exponentials are left, and thresholds take in the division
             made = Call(kind, macs // 2, scales=True) if kind == "softmax" else Call(needed=True)
         if made is not call and made is not None and not made.needed:
-            _add(self.ledger.folded, made.kind, made.macs)
+            self.ledger.folded[made.kind] += made.macs
         for x in results if made is not None else ():
             self._calls[x] = made
-
-
-def _add(totals: dict[str, int], kind: str, macs: int) -> None:
-    if macs:
-        totals[kind] = totals.get(kind, 0) + macs
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

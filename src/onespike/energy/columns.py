@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from onespike.energy.analog_functions import PRODUCT
-from onespike.energy.binary_lanes import naf_length, naf_weight
 from onespike.energy.profiles import profile
 from onespike.errors import UsageError, unknown
 from onespike.spikes.code import SHIFTS, SUM_SHIFTS
@@ -34,6 +34,31 @@ FOR_WHOM = (
     "synaptic operation costs as much as nine to twenty 8-bit multiply-adds on a graphics processor, so there a spiking "
     "network pays by latency and idle power."
 )
+
+
+def naf_weight(counts: Tensor) -> Tensor:
+    """Return how many nonzero digits each magnitude n has in non-adjacent form, the fewest: where n and 3n differ.
+
+    Each digit d_k = ±1 is a spike on the lane of 2^k: W·y = Σ_k 2^k·(W·d_k), so a lane adds or subtracts weights, and its
+    sum is shifted by k. In fixed-point arithmetic both sides are the same integer.
+
+    >>> naf_weight(torch.tensor([0.0, -1.0, 3.0, 7.0, 11.0, 263.0])).tolist()
+    [0.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    """
+    sizes = counts.abs().to(torch.int32)
+    every = torch.arange(int(sizes.max()) + 1 if sizes.numel() else 1)
+    differing = every ^ 3 * every
+    table = sum((differing >> k & 1 for k in range(int(3 * every[-1]).bit_length())), torch.zeros_like(every))
+    return table.float().to(sizes.device)[sizes]
+
+
+def naf_length(largest: int) -> int:
+    """Return how many digits, zeros included, the integers up to `largest` need: the number of lanes.
+
+    >>> [naf_length(n) for n in (1, 2, 3, 5, 7, 263)]
+    [1, 2, 3, 3, 4, 9]
+    """
+    return (3 * largest).bit_length() - 1
 
 
 @dataclass(frozen=True)
@@ -168,12 +193,7 @@ def additions_within(name: str, ratio: float, macs: float) -> float:
     return ratio * macs * prices.price("float32 multiply-add") / prices.price(column_of(name).addition)
 
 
-def original(ledger: Ledger) -> list[Item]:
-    """Return the operations of the original network: the denominator of every ratio."""
-    return _dense("float32", ledger, False)
-
-
-def _dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
+def dense(width: str, ledger: Ledger, double: bool = False) -> list[Item]:
     """Charge all MACs of the original network in numbers of one width."""
     return [
         Item("products", ledger.macs, f"{width} multiply-add"),
@@ -206,30 +226,27 @@ def _strict_dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
     operands = [row for row in ledger.sites.values() if row.role not in ("input", "weight", "constant")]
     once = 1 / max(ledger.timesteps, 1)  # an integer network runs once, whatever the spiking one does
     return [
-        *_dense(width, ledger, double),
+        *dense(width, ledger),
         *(item._replace(number=item.number * once) for item in _functions(ledger)),
         Item("requantization", sum(row.elements for row in operands) * once, "float32 multiply-add"),
     ]
 
 
-def _in_floats(ledger: Ledger) -> list[Item]:
-    """Charge functions in floats, and one multiply-add for each neuron."""
-    updates = sum(row.elements for row in ledger.sites.values() if row.updates)
-    return [*_functions(ledger), Item("neuron updates", updates, "neuron update")]
+def _neurons(ledger: Ledger, fixed: bool) -> list[Item]:
+    """Charge functions in floats, and one multiply-add for each neuron.
 
-
-def _in_thresholds(ledger: Ledger) -> list[Item]:
-    """Charge what functions in thresholds leave, in fixed point: rows, neurons with many levels, values that others read."""
-    rows = ledger.sites.values()
-    left = (
-        item._replace(number=item.number - ledger.folded.get(item.name, 0)) for item in _functions(ledger)
-    )
+    In fixed point it is what functions in thresholds leave: rows, neurons with many levels, values that others read.
+    """
+    rows, functions, whole = ledger.sites.values(), _functions(ledger), "int32 multiply-add"
+    updates = sum(row.elements for row in rows if row.updates)
+    if not fixed:
+        return [*functions, Item("neuron updates", updates, "neuron update")]
     shifted = SUM_SHIFTS * ledger.values + SHIFTS * sum(row.shifted for row in rows)
     return [
-        *(item._replace(operation="int32 multiply-add") for item in left),
-        Item("neurons scaled", sum(row.scaled for row in rows), "int32 multiply-add"),
+        *(Item(name, number - ledger.folded[name], whole) for name, number, _ in functions),
+        Item("neurons scaled", sum(row.scaled for row in rows), whole),
         Item("shifted and added", shifted, INTEGER[0]),
-        Item("neuron updates", sum(row.elements for row in rows if row.updates), "integer neuron"),
+        Item("neuron updates", updates, "integer neuron"),
     ]
 
 
@@ -243,7 +260,7 @@ def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: boo
         Item("analog products", ledger.analog_products, "float32 multiply-add"),
         Item("8-bit edges", ledger.edge_products, "int8 multiply-add"),
         Item("8-bit edges read", ledger.edge_products, "int8 read"),
-        *(_in_thresholds(ledger) if width == "int8" and ledger.timesteps == 1 else _in_floats(ledger)),
+        *_neurons(ledger, width == "int8" and ledger.timesteps == 1),
         Item("lanes and signs joined", sum(row.joined.get(reading, 0.0) for row in rows), addition),
         Item("thresholds compared", sum(row.compared for row in rows), addition),
         Item("rows measured and shifted", sum(row.measured for row in rows), addition),
@@ -269,8 +286,8 @@ for _column in (
     _spiking("binary-int8", "binary", "binary with 8-bit weights, likewise", integer_of="binary"),
     _spiking("strict-int8", "counts", "strict with 8-bit weights, likewise; what is analog stays in 32-bit floats", strict_of="counts-int8", integer_of="strict"),
     _spiking("strict-binary-int8", "binary", "strict-binary with 8-bit weights, likewise", strict_of="binary-int8", integer_of="strict-binary"),
-    Column("w8a8", "comparator: the same MACs as 8-bit integers", partial(_dense, "int8"), bits=8),
-    Column("w4a4", "comparator: the same MACs as 4-bit integers", partial(_dense, "int4"), bits=4),
+    Column("w8a8", "comparator: the same MACs as 8-bit integers", partial(dense, "int8"), bits=8),
+    Column("w4a4", "comparator: the same MACs as 4-bit integers", partial(dense, "int4"), bits=4),
     Column("strict-w8a8", "w8a8, and what it leaves out: functions in floats, every operand brought to 8 bits", partial(_strict_dense, "int8"), strict_of="w8a8"),
     Column("strict-w4a4", "w4a4, and what it leaves out: likewise, to 4 bits", partial(_strict_dense, "int4"), strict_of="w4a4"),
 ):  # fmt: skip

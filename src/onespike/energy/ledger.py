@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from onespike.energy.columns import COLUMNS, READINGS, Item, column_of, original, reading_of
+from onespike.energy.columns import COLUMNS, READINGS, Item, column_of, dense, reading_of
 from onespike.energy.profiles import Profile, profile
-from onespike.energy.spike_counts import SiteCount, add_up
+from onespike.energy.spike_counts import SiteCount
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.sites import Operand, Site
@@ -32,13 +33,13 @@ class Ledger:
     """Whether it may observe attention probabilities in blocks of rows."""
 
     sites: dict[Site, SiteCount] = field(default_factory=dict)
-    functions: dict[str, int] = field(default_factory=dict)
+    functions: Counter[str] = field(default_factory=Counter)
     """MACs of analog functions by kind."""
-    folded: dict[str, int] = field(default_factory=dict)
+    folded: Counter[str] = field(default_factory=Counter)
     """The part of them that an integer network has in its thresholds."""
     values: int = 0
     """Sums of products that an integer network brings to fixed point, since more than neurons read them."""
-    unruled: dict[tuple[str, str], int] = field(default_factory=dict)
+    unruled: Counter[tuple[str, str]] = field(default_factory=Counter)
     """MACs of products that ran outside every rule, by module and operation."""
     inputs: int = 0
     timesteps: int = 1
@@ -66,10 +67,10 @@ class Ledger:
         for site, row in other.sites.items():
             if self.sites.setdefault(site, row) is not row:
                 self.sites[site].merge(row)
-        add_up(self.functions, other.functions)
-        add_up(self.folded, other.folded)
+        self.functions.update(other.functions)
+        self.folded.update(other.folded)
         self.values += other.values
-        add_up(self.unruled, other.unruled)
+        self.unruled.update(other.unruled)
         self.inputs += other.inputs
         self.timesteps = max(self.timesteps, other.timesteps)
         self.seconds += other.seconds
@@ -156,7 +157,7 @@ class Ledger:
 
     def original_pj(self, prices: Profile | None = None) -> float:
         """Return the energy of the original network for everything that was counted."""
-        return _energy_pj(original(self), prices)
+        return _energy_pj(dense("float32", self), prices)
 
     def parts(self, column: str, prices: Profile | None = None) -> dict[str, float]:
         """Return the parts of a column's ratio by purpose; parts that cost nothing are left out."""

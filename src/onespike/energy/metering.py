@@ -1,4 +1,7 @@
-"""Metering: within `metered(model)` a ledger counts every forward of a converted network."""
+"""Metering: within `metered(model)` a ledger counts every forward of a converted network.
+
+Products of two spiking operands are counted pair by pair: ECMT's figure, and the cautious double count.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,88 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from onespike.conversion.firing import Analog, Neurons, is_spiking
 from onespike.energy.analog_functions import AnalogFunctions
+from onespike.energy.columns import READINGS
 from onespike.energy.ledger import Ledger
-from onespike.energy.operand_pairs import Pairs
 from onespike.energy.spike_counts import SiteCount, add_up, sample
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call, count
 from onespike.runtime.forward import evaluating
-from onespike.sites import Operand, Visitor, visiting
+from onespike.sites import Operand, Product, Site, Visitor, visiting
 from onespike.sites.coverage import Coverage, Operations, Owners
 from onespike.sites.padding import mask_of, real
+
+NEGLIGIBLE = 1e-3
+"""In units of one step: a smaller sum of spikes is zero apart from rounding."""
+
+
+class Sent(NamedTuple):
+    """What one operand of a product sends: its additions by reading, and where it sent anything before."""
+
+    product: str
+    additions: dict[str, Tensor]
+    earlier: Tensor | None
+
+
+class Pairs:
+    """Pairs of spikes: what one operand adds times what the other adds, in each reading of a spike.
+
+    A pair is what the product says it is: two elements that it multiplies, whichever function of torch does so.
+    After the first timestep an operand meets everything its partner has sent before. So the pairs of A·B, A·ΣB and
+    ΣA·B are counted, for readings in which a sum of spikes is one.
+    """
+
+    def __init__(self) -> None:
+        self.first: Sent | None = None
+        self.second: Sent | None = None
+        self.before: dict[tuple[Site, int], Tensor] = {}
+
+    def update(self, operand: Operand, fired: Tensor, output: Tensor) -> dict[str, float] | None:
+        """Add one operand; the second operand of a product gives the pairs of both.
+
+        The first may come in blocks of rows: blocks after the second operand give separate pairs.
+        """
+        product, site = operand.product, operand.site
+        if len(product.operands) != 2:
+            return None
+        call, now, earlier = operand.call, operand.timestep, None
+        readings = {name: r for name, r in READINGS.items() if r.over_steps or call is None}
+        additions = {name: reading.additions(fired) for name, reading in readings.items()}
+        if call is not None:  # several timesteps
+            earlier = self.before.pop((site, call), None) if now > 1 else None
+            smallest = min(float(s[s > 0].min()) for _, s in operand.neuron().code().populations)
+            self.before[site, call] = output.abs() * now > NEGLIGIBLE * smallest
+        sent = Sent(site.product, additions, earlier)
+        if site.role != next(iter(product.operands)):
+            self.second = sent
+        else:
+            self.first, self.second = sent, self.second if operand.again else None
+        first, second = self.first, self.second
+        if first is None or second is None or first.product != second.product:
+            return None
+        self.first = None
+        return {
+            name: _pairs(product, adds, second.additions[name])
+            + (0.0 if second.earlier is None else _pairs(product, adds, second.earlier))
+            + (0.0 if first.earlier is None else _pairs(product, first.earlier, second.additions[name]))
+            for name, adds in first.additions.items()
+        }
+
+
+def _pairs(product: Product, first: Tensor, second: Tensor) -> float:
+    """Return the sum of all results of a product of two operands, without making them where it need not."""
+    if product.visible is not None and not product.weighted:  # a mask hides some results
+        return float((torch.matmul(first.mT.float(), product.visible.float()).double() * second).sum())
+    if product.indices:  # sums over the indices of one operand come first
+        return float(torch.einsum(f"{product.indices}->", first.double(), second.double()))
+    kind = next(iter(product.operands.values())).dtype
+    return float(product.multiply(first.to(kind), second.to(kind)).sum(dtype=torch.float64))
 
 
 class Meter(Visitor):
@@ -46,9 +116,9 @@ class Meter(Visitor):
             row.visits += not operand.again
             # the softmax of a rule; others are seen as functions
             if operand.product.weighted and site.role == "lhs":
-                add_up(ledger.functions, {"softmax": 2 * x.numel()})
+                ledger.functions["softmax"] += 2 * x.numel()
                 if is_spiking(neuron):  # of scores in fixed point the exponentials are left
-                    add_up(ledger.folded, {"softmax": x.numel()})
+                    ledger.folded["softmax"] += x.numel()
                     ledger.values += x.numel()
             compared = is_spiking(neuron) and neuron.code().compared
             if self.functions is not None and not compared and operand.role != "input":

@@ -91,12 +91,10 @@ class SiteCount:
     later: dict[str, float] = field(default_factory=dict)  # the part of them after the first timestep
     sent: dict[str, float] = field(default_factory=dict)  # without their fan-out: spikes that leave the site
     pairs: dict[str, float] = field(default_factory=dict)
-    joined: dict[str, float] = field(
-        default_factory=dict
-    )  # the sums of lanes and of both signs at each output
-    scaled: int = (
-        0  # elements that integers multiply and round: 8-bit edges but pixels, neurons with many levels
-    )
+    # the sums of lanes and of both signs at each output
+    joined: dict[str, float] = field(default_factory=dict)
+    # elements that integers multiply and round: 8-bit edges but pixels, neurons with many levels
+    scaled: int = 0
     shifted: int = 0  # elements of neurons with many levels whose steps are reached by shifting and adding
     compared: float = 0.0  # comparisons with thresholds
     measured: float = 0.0  # additions that measure rows with separate steps, and one shift per output

@@ -163,7 +163,7 @@ def curves_of(state: PassState, context: PassContext) -> Curves:
     return curves
 
 
-@calibration_pass("allocate", steps=True)
+@calibration_pass("allocate", stage="steps", steps=True)
 def allocate(state: PassState, context: PassContext) -> PassState:
     """Choose steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget."""
     return allocated(state, context, curves_of(state, context), target(state, context))
@@ -256,7 +256,7 @@ def weighted(curve: Curve, log_step: Tensor, ratio: Tensor) -> Curve:
     return replace(curve, loss=curve.loss * torch.lerp(logs[right - 1], logs[right], share.to(logs)).exp())
 
 
-@calibration_pass("weigh", needs=("allocate",))
+@calibration_pass("weigh", stage="steps", needs=("allocate",))
 def weigh(state: PassState, context: PassContext) -> PassState:
     """Allocate again, with the loss g·e² of a site times E(Σ J·e)² / E Σ(J·e)²: errors of one sign add up.
 

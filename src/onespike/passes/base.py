@@ -155,26 +155,29 @@ class PassState:
         return replace(self, thresholds=replace(self.thresholds, entries=entries))
 
 
-Pass = Callable[[PassState, PassContext], PassState]
+Improve = Callable[[PassState, PassContext], PassState]
+STAGES = ("levels", "constants", "steps", "corrections", "last")
+"""What passes decide, in this order; passes of one stage run in the order in which they are registered."""
 
-PASSES: dict[str, Pass] = {}
-"""Name → pass, in running order, regardless of the order of a request."""
 
+@dataclass(frozen=True)
+class Pass:
+    """A registered pass: its function, what it needs, and what it does."""
 
-class Traits(NamedTuple):
-    """What a pass needs, and what it does."""
-
+    run: Improve
+    stage: str = "last"
     needs: tuple[str, ...] = ()
     whole: bool = False  # it changes or trains weights, all of which must be in memory
     affine: bool = False  # it gives sites centers, offsets or gains, which not every neuron codes
     steps: bool = False  # its steps stay; else they are scaled to the budget, or the energy of before
 
 
-TRAITS: dict[str, Traits] = {}
+PASSES: dict[str, Pass] = {}
+"""Name → pass, in running order, regardless of the order of a request."""
 
 
-def calibration_pass(name: str, **traits: Any) -> Callable[[Pass], Pass]:
-    """Registers a pass and its `Traits` under the name that recipes and the command line know.
+def calibration_pass(name: str, **traits: Any) -> Callable[[Improve], Improve]:
+    """Registers a `Pass` under the name that recipes and the command line know.
 
     >>> @calibration_pass("nearest")
     ... def again(state, context): ...
@@ -182,27 +185,14 @@ def calibration_pass(name: str, **traits: Any) -> Callable[[Pass], Pass]:
     onespike.errors.UsageError: the pass 'nearest' is registered already. Choose another name.
     """
 
-    def register(function: Pass) -> Pass:
+    def register(run: Improve) -> Improve:
         if name in PASSES:
             raise UsageError(f"the pass '{name}' is registered already. Choose another name.")
-        PASSES[name], TRAITS[name] = function, Traits(**traits)
-        return function
+        if traits.get("stage", "last") not in STAGES:
+            raise unknown("stage of passes", traits["stage"], STAGES)
+        PASSES[name] = Pass(run, **traits)
+        for other in sorted(PASSES, key=lambda other: STAGES.index(PASSES[other].stage)):
+            PASSES[other] = PASSES.pop(other)
+        return run
 
     return register
-
-
-def parse_passes(text: str) -> tuple[str, ...]:
-    """Parse `nearest,center,allocate` into names in running order."""
-    return check_passes([name.strip() for name in text.split(",") if name.strip()])
-
-
-def check_passes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the passes in order; refuse an unknown, repeated or missing one."""
-    for name in names:
-        if name not in PASSES:
-            raise unknown("pass", name, PASSES)
-        if list(names).count(name) > 1:
-            raise UsageError(f"the pass '{name}' is given twice. Name each pass once.")
-        for other in set(TRAITS[name].needs) - set(names):
-            raise UsageError(f"the pass '{name}' needs '{other}'. Add it, or leave '{name}' out.")
-    return tuple(name for name in PASSES if name in names)

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from onespike.calibration.thresholds import Thresholds
 from onespike.energy.columns import beside
-from onespike.errors import OnespikeWarning, UsageError
+from onespike.errors import OnespikeWarning, UsageError, unknown
 from onespike.neurons import NEURONS
-from onespike.passes.base import PASSES, TRAITS, PassContext, PassState, Progress, check_passes, no_progress
+from onespike.passes.base import PASSES, PassContext, PassState, Progress, no_progress
 from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spending, target
 from onespike.passes.statistics import fisher, samples
 from onespike.passes.tolerance import Judge, least_energy
@@ -26,6 +26,23 @@ from onespike.runtime.forward import in_memory, in_order
 from onespike.sites import Site
 from onespike.sites.padding import token_lengths
 from onespike.tasks import Inferred, Meaning
+
+
+def parse_passes(text: str) -> tuple[str, ...]:
+    """Parse `nearest,center,allocate` into names in running order."""
+    return check_passes([name.strip() for name in text.split(",") if name.strip()])
+
+
+def check_passes(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the passes in order; refuse an unknown, repeated or missing one."""
+    for name in names:
+        if name not in PASSES:
+            raise unknown("pass", name, PASSES)
+        if list(names).count(name) > 1:
+            raise UsageError(f"the pass '{name}' is given twice. Name each pass once.")
+        for other in set(PASSES[name].needs) - set(names):
+            raise UsageError(f"the pass '{name}' needs '{other}'. Add it, or leave '{name}' out.")
+    return tuple(name for name in PASSES if name in names)
 
 
 @cache  # a recipe is checked before a network is loaded, and again wherever Python enters
@@ -38,7 +55,7 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
             f"fixed {recipe.fixed[0][0]!r} and the passes {', '.join(names)} would both set thresholds. "
             "Leave fixed out, or take the preset sformer, which has no passes."
         )
-    affine = [name for name in names if TRAITS[name].affine]
+    affine = [name for name in names if PASSES[name].affine]
     if affine and not NEURONS[recipe.neuron].affine:
         raise UsageError(
             f"the neuron '{recipe.neuron}' codes no centers, offsets or gains, which the passes {', '.join(affine)} give. "
@@ -52,7 +69,7 @@ def check_for(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
     names = check_recipe(recipe)
     if in_memory(model):
         return names
-    whole = [name for name in recipe.passes if TRAITS[name].whole]
+    whole = [name for name in recipe.passes if PASSES[name].whole]
     if whole:
         rest = ",".join(name for name in recipe.passes if name not in whole)
         raise UsageError(
@@ -110,7 +127,7 @@ def _tolerated(
     before = names[: names.index("allocate")] if "allocate" in names else ()
     after = [name for name in names if name not in before and name != "tune"]
     for name in before:  # passes that no budget changes
-        state = PASSES[name](state, context)
+        state = PASSES[name].run(state, context)
     chosen, results = least_energy(state, context, partial(_through, names=after), most, judge)
     state, loss = results[chosen]
     if context.budget is None and not loss.within(most):
@@ -121,7 +138,7 @@ def _tolerated(
             stacklevel=4,
         )
     if "tune" in names:
-        state = PASSES["tune"](state, replace(context, budget=spending(state, context)))
+        state = PASSES["tune"].run(state, replace(context, budget=spending(state, context)))
     tried = [{"budget": budget, **asdict(loss)} for budget, (_, loss) in results.items()]
     return state, {"loss": {**asdict(loss), "max_drop": most, "tried": tried}}
 
@@ -191,8 +208,8 @@ def _sums_over_tokens(state: PassState, site: Site, lengths: set[int]) -> bool:
 def _through(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:
     before = state
     for name in names:
-        state = PASSES[name](state, context)
-    if any(TRAITS[name].steps for name in names) or context.budget is None:  # these end at the budget
+        state = PASSES[name].run(state, context)
+    if any(PASSES[name].steps for name in names) or context.budget is None:  # these end at the budget
         return state
     if _only_scaled(before, state):
         raise UsageError(

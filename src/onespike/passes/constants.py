@@ -19,7 +19,7 @@ FINEST, COARSEST = -4, 4
 IGNORED = 1e-9
 
 
-@calibration_pass("positions", affine=True)
+@calibration_pass("positions", stage="constants", affine=True)
 def positions(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 
@@ -52,7 +52,7 @@ def median(groups: list[Sample], axes: tuple[int, ...]) -> Tensor:
     return moved.median(-1).values.reshape(shape).float()
 
 
-@calibration_pass("center", affine=True)
+@calibration_pass("center", stage="constants", affine=True)
 def center(state: PassState, context: PassContext) -> PassState:
     """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs.
 
@@ -100,7 +100,7 @@ def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) ->
     return after / before if before > 0 and after > 0 else 1.0
 
 
-@calibration_pass("tokens", affine=True)
+@calibration_pass("tokens", stage="constants", affine=True)
 def tokens(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, at run time.
 

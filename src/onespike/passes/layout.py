@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from onespike.calibration.thresholds import SiteThreshold
-from onespike.energy.binary_lanes import naf_weight
-from onespike.energy.columns import reading_of
+from onespike.energy.columns import naf_weight, reading_of
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.sites import Site
 from onespike.spikes import mixed_levels
@@ -20,13 +19,13 @@ FINER, FARTHEST = 8, 2**20
 """How much finer the steps of a site may become in other passes, and the largest level of a tail."""
 
 
-@calibration_pass("nearest")
+@calibration_pass("nearest", stage="levels")
 def nearest(state: PassState, context: PassContext) -> PassState:
     """Fire level y_i from step·(y_{i−1} + y_i)/2 on instead of step·(y_i − ½): the nearest level, not the floor."""
     return state.with_sites({site: {"rounding": "nearest"} for site in state.spiking})
 
 
-@calibration_pass("thrifty")
+@calibration_pass("thrifty", stage="levels")
 def thrifty(state: PassState, context: PassContext) -> PassState:
     """Fire the level of least (|x|/step − y)² + ½·digits(y) where digits are charged, and else the nearest.
 
@@ -70,7 +69,7 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
     return (*levels, *(y for y in beyond if y <= last))
 
 
-@calibration_pass("layout")
+@calibration_pass("layout", stage="levels")
 def layout(state: PassState, context: PassContext) -> PassState:
     """Use levels up to 64 and a tail to 2111; where binary digits are charged, all integers of at most two digits.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,23 +30,37 @@ SAMPLES = 2**17
 OCTAVES = 64
 """The number of octaves of row magnitudes: 2⁻³² to 2³¹."""
 
-Probe = Callable[[Operand, Tensor], Tensor]
+Probe = Callable[[Operand, Tensor, Tensor | None], Tensor]
+"""probe(operand, x, padding) gives the value of a site."""
 
 
 def unspiked(state: PassState, context: PassContext) -> nn.Module:
-    """Return a copy of the network to be probed, `with probing(copy, probe)`; sites that passes cannot serve are analog."""
+    """Return a copy of the network to be `probed`; sites that passes cannot serve are analog."""
     recipe = state.recipe.replace(exclude=(*state.recipe.exclude, *sorted(map(str, state.unserved))))
     return replace(state, recipe=recipe).network(context.model).requires_grad_(False).eval()
 
 
-def probing(model: nn.Module, probe: Probe) -> AbstractContextManager[Any]:
-    """Let every spiking site give its value to `probe(operand, x)` and fire nothing within this context."""
+@contextmanager
+def probed(model: nn.Module, batch: Any, probe: Probe) -> Iterator[Any]:
+    """Give a copy's output on a batch; until the context ends every spiking site has the value of the probe, and fires nothing."""
+    padding = mask_of(batch)
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
         # an expert may get no tokens, a later stage of a detector no boxes
-        return probe(operand, x) if is_spiking(operand.neuron()) and x.numel() else x
+        return probe(operand, x, padding) if is_spiking(operand.neuron()) and x.numel() else x
 
-    return visiting(model, Visit(visit))
+    with visiting(model, Visit(visit)):
+        yield call(model, to(batch, device_of(model)))
+
+
+def observe(model: nn.Module, batches: Iterable[Any], probe: Probe) -> int:
+    """Run a copy of the network on batches, and return its number of inputs."""
+
+    def forward(batch: Any) -> int:
+        with torch.inference_mode(), probed(model, batch, probe):
+            return count_of(batch)
+
+    return sum(in_turn(model, (partial(forward, batch) for batch in batches)))
 
 
 Hear = Callable[[Tensor], None]
@@ -59,7 +73,7 @@ def gradients(title: str, state: PassState, context: PassContext, inputs: int, s
     model, generator = unspiked(state, context), torch.Generator().manual_seed(seed)
     batches = take_first(context.inputs, context.portion(inputs))
 
-    def listen(padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
+    def listen(operand: Operand, x: Tensor, padding: Tensor | None) -> Tensor:
         if not torch.is_grad_enabled():  # this block will be run again on the way back
             return x
         hear = see(operand, x.detach(), padding)
@@ -68,8 +82,8 @@ def gradients(title: str, state: PassState, context: PassContext, inputs: int, s
         return x
 
     def both_ways(part: Any, places: Tensor, drawn: Callable[[Any, Tensor], Tensor]) -> None:
-        with probing(model, partial(listen, mask_of(part))), torch.enable_grad():
-            value = drawn(call(model, to(part, device_of(model))), places)
+        with torch.enable_grad(), probed(model, part, listen) as output:
+            value = drawn(output, places)
             if value.requires_grad:  # else no site has a way to the output
                 value.backward()
 
@@ -232,7 +246,7 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
     if context.memory.samples is not None and context.memory.samples[0] == gains:
         return context.memory.samples[1]
     batches = take_first(context.inputs, context.portion(SAMPLED_IMAGES))
-    generator, model = torch.Generator().manual_seed(context.seed + 1), unspiked(state, context)
+    generator = torch.Generator().manual_seed(context.seed + 1)
     groups: dict[Site, list[Sample]] = {}
 
     def grouped(site: Site, position: int | None) -> list[Sample]:
@@ -242,7 +256,7 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
         flat, values = gain.flatten(), gain.unique().tolist()
         return [Sample(g, (flat == g).nonzero().flatten(), most // len(values)) for g in values]
 
-    def draw(padding: Tensor | None, operand: Operand, x: Tensor) -> Tensor:
+    def draw(operand: Operand, x: Tensor, padding: Tensor | None) -> Tensor:
         site, position = operand.site, state.axes[operand.site].position
         if site not in groups:
             groups[site] = grouped(site, position)
@@ -250,13 +264,7 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
             group.draw(x, operand, position, padding, generator)
         return x
 
-    def sample(batch: Any) -> int:
-        with torch.inference_mode(), probing(model, partial(draw, mask_of(batch))):
-            call(model, to(batch, device_of(model)))
-        return count_of(batch)
-
-    reading = context.progress("sampling", len(batches))(batches)
-    images = sum(in_turn(model, (partial(sample, batch) for batch in reading)))
+    images = observe(unspiked(state, context), context.progress("sampling", len(batches))(batches), draw)
     joined = {s: [group.join(state.axes[s], images) for group in of_site] for s, of_site in groups.items()}
     context.memory.samples = gains, {s: of_site for s, of_site in groups.items() if all(joined[s])}
     return context.memory.samples[1]

@@ -19,7 +19,7 @@ from onespike.errors import UsageError
 from onespike.neurons.base import straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
-from onespike.passes.statistics import held_out, probing, unspiked
+from onespike.passes.statistics import held_out, probed, unspiked
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call, join, take, to
 from onespike.runtime.batches import count as count_of
@@ -127,7 +127,7 @@ class Training:
                 changes[site] |= {"center": center.float(), "offset": offset.float()}
         return self.state.with_sites(changes)
 
-    def _visit(self, operand: Operand, x: Tensor) -> Tensor:
+    def _visit(self, operand: Operand, x: Tensor, padding: Tensor | None) -> Tensor:
         site = self.sites[operand.site]
         site.fan_out = operand.synapses.mean_fan_out
         value, cost = site.forward(x)
@@ -138,9 +138,8 @@ class Training:
         batch, size = to(batch, device_of(self.network)), count_of(batch)
         with torch.no_grad():
             expected = call(self.context.model, batch)
-        with probing(self.network, self._visit):
-            output = call(self.network, batch)
-        divergence: Tensor = self.context.task.divergence(expected, output) / size
+        with probed(self.network, batch, self._visit) as output:
+            divergence: Tensor = self.context.task.divergence(expected, output) / size
         share = sum(self.costs, torch.zeros(())) / size / self.allowed
         self.costs.clear()
         return divergence + HINGE * F.relu(share - 1)

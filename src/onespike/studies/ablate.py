@@ -13,7 +13,7 @@ from typing import Any
 from onespike import runs
 from onespike.calibration.stream import calibrate
 from onespike.errors import DataError
-from onespike.passes import TRAITS, PassContext, PassState, chain, check_passes, check_recipe
+from onespike.passes import PASSES, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
 from onespike.presets import FAST
 from onespike.runs import Inputs, NetworkPair, Progress, no_progress
@@ -58,9 +58,9 @@ def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
     """
     titles: dict[tuple[str, ...], str] = {(): "none"}
     for name in names:
-        titles.setdefault(check_passes((*TRAITS[name].needs, name)), f"{name} alone")
+        titles.setdefault(check_passes((*PASSES[name].needs, name)), f"{name} alone")
     for name in names:
-        others = tuple(n for n in names if n != name and name not in TRAITS[n].needs)
+        others = tuple(n for n in names if n != name and name not in PASSES[n].needs)
         titles.setdefault(others, f"without {name}")
     titles.setdefault(names, "all")
     return [(what, passes) for passes, what in titles.items()]
