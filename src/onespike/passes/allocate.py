@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, log
@@ -17,7 +18,7 @@ from onespike.neurons import Neuron
 from onespike.passes.base import Axes, PassContext, PassState, calibration_pass, reduced
 from onespike.passes.budget import fit, least, spending, target
 from onespike.passes.constants import sample_gain
-from onespike.passes.statistics import Fisher, Hear, Sample, fisher, gradients, information, judged, samples
+from onespike.passes.statistics import Fisher, Hear, Sample, fisher, gradients, judged, samples
 from onespike.runtime.forward import one_thread
 from onespike.sites import Operand, Site
 from onespike.spikes.fire_functions import fire_function
@@ -38,14 +39,12 @@ DOUBT = 8.0
 LEAST, MOST = 0.1, 1000.0
 """Bounds on the joint effect of errors, relative to their separate effects."""
 
-Levels = tuple[int, ...]
-
 
 @dataclass
 class Curve:
     """For one site and layout, by step unit and grid point: the loss g·e² and the additions per input."""
 
-    levels: Levels
+    levels: tuple[int, ...]
     steps: Tensor
     loss: Tensor
     cost: Tensor
@@ -63,7 +62,7 @@ class Choice(NamedTuple):
     """A layout and steps for one site: the minimized value, and the additions per input."""
 
     objective: float
-    levels: Levels
+    levels: tuple[int, ...]
     steps: Tensor
     additions: float
 
@@ -101,8 +100,9 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
         if group.gain < 2**20:
             gain = sample_gain(threshold, group)
             sizes = threshold.centered(group.rows).abs() / gain
-            of_rows = threshold.typical is not None and group.positions is None
-            effect = row.of_rows(group.rows) if of_rows else information(row, group, axes.position, sizes)
+            effect = row.of_positions(axes.position, group.positions, sizes)
+            if threshold.typical is not None and group.positions is None:
+                effect = row.of_rows(group.rows)
             parts.append(Evidence(sizes, effect * gain**2, group.weight))
     if threshold.role == "softmax":
         return parts
@@ -124,7 +124,12 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
 
 @one_thread()
 def curve(
-    t: SiteThreshold, levels: Levels, seen: list[Evidence], fan_out: float, state: PassState, column: str
+    state: PassState,
+    t: SiteThreshold,
+    levels: tuple[int, ...],
+    seen: list[Evidence],
+    fan_out: float,
+    column: str,
 ) -> Curve:
     """Fire the samples of a site at every step of the grid."""
     axes, spike_cost = state.axes[t.site].step, reading_of(column).additions
@@ -135,17 +140,15 @@ def curve(
     # so that the finest steps still reach the largest value, unless levels are few
     if t.role == "softmax" and not state.recipe.payload_bits:
         unit = torch.full_like(unit, t.largest / levels[-1] / GRID[0])
-    points = []
-    for factor in GRID:
-        step, loss, cost = unit * factor, torch.zeros_like(unit), torch.zeros_like(unit)
+    steps = torch.stack([unit * factor for factor in GRID])
+    losses, costs = torch.zeros_like(steps), torch.zeros_like(steps)
+    for step, loss, cost in zip(steps, losses, costs, strict=True):
         for part in seen:
             counts = fire(part.sizes / step + 0.5)
             error = (part.sizes - step * counts).pow(2)
             loss += reduced(error * part.information, axes) * part.weight
             cost += reduced(spike_cost(counts), axes) * part.weight
-        points.append((step, loss, cost * fan_out))
-    steps, losses, costs = (torch.stack(column) for column in zip(*points, strict=True))
-    return Curve(levels, steps, losses, costs, state.drives(t.site))
+    return Curve(levels, steps, losses, costs * fan_out, state.drives(t.site))
 
 
 def curves_of(state: PassState, context: PassContext) -> Curves:
@@ -158,7 +161,7 @@ def curves_of(state: PassState, context: PassContext) -> Curves:
     for site, t in state.spiking.items():
         seen, row = evidence(t, drawn[site], rows[site], state.axes[site]), rows[site]
         layouts = state.layouts.get(site, (t.levels,))
-        curves[site] = [curve(t, levels, seen, row.fan_out, state, context.energy) for levels in layouts]
+        curves[site] = [curve(state, t, levels, seen, row.fan_out, context.energy) for levels in layouts]
     context.memory.curves = state, context.energy, curves
     return curves
 
@@ -236,11 +239,10 @@ class Together:
 
 def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:
     """Return the effect of each site's errors on the output of the original network, at several sizes of their steps."""
-    effects: dict[Site, Together] = {}
+    effects = defaultdict[Site, Together](Together)
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
-        row = effects.setdefault(operand.site, Together())
-        return partial(row.hear, operand.neuron(), value)
+        return partial(effects[operand.site].hear, operand.neuron(), value)
 
     gradients("weighing", state, context, WEIGHED_IMAGES, context.seed + 2, see)
     return effects

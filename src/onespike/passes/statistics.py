@@ -132,6 +132,14 @@ class Fisher:
         table = (self.by_octave[:, :-1] / rows.clamp(min=1))[nearest]
         return (table * 4.0 ** (nearest - every).double()[:, None]).to(x)[octave(x)]
 
+    def of_positions(self, axis: int | None, positions: Tensor | None, like: Tensor) -> Tensor:
+        """Return the Fisher information of an element, by channel, at some positions along an axis, or at all."""
+        table = self.information / self.elements
+        if axis is not None:
+            chosen = table if positions is None else table.index_select(axis, positions)
+            table = chosen.mean(axis, keepdim=True)
+        return table.to(like.dtype)
+
     def mean(self, axes: tuple[int, ...]) -> Tensor:
         """Return the Fisher information of one element, along these axes."""
         return reduced(self.information[None], axes, "mean") / self.elements
@@ -162,15 +170,12 @@ def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
         return context.memory.fisher
     lengths, rows, uneven = token_lengths(context.inputs[0]), dict[Site, Fisher](), set[Site]()
 
-    def told_apart(site: Site) -> tuple[int, ...]:
-        axes, shape, positional = state.axes[site], state.thresholds[site].shape, context.task.positional
-        if positional and axes.position is not None and shape[axes.position] not in lengths:
-            return (*axes.center, *axes.step, axes.position)
-        return axes.center + axes.step
-
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
         site, tokens = operand.site, real(operand.site, value, padding)
-        axes = told_apart(site)
+        center, step, position = state.axes[site]
+        axes, shape = center + step, state.thresholds[site].shape
+        if context.task.positional and position is not None and shape[position] not in lengths:
+            axes += (position,)
         size = reduced((value if tokens is None else value * tokens).abs().double(), axes)
         if site not in rows:
             zeros = torch.zeros_like(size)
@@ -268,15 +273,6 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
     joined = {s: [group.join(state.axes[s], images) for group in of_site] for s, of_site in groups.items()}
     context.memory.samples = gains, {s: of_site for s, of_site in groups.items() if all(joined[s])}
     return context.memory.samples[1]
-
-
-def information(row: Fisher, group: Sample, axis: int | None, x: Tensor) -> Tensor:
-    """Return the Fisher information of an element, by channel, for the positions of one group."""
-    table = row.information / row.elements
-    if axis is not None:
-        chosen = table if group.positions is None else table.index_select(axis, group.positions)
-        table = chosen.mean(axis, keepdim=True)
-    return table.to(x.dtype)
 
 
 def held_out(name: str, context: PassContext) -> tuple[range, range]:
