@@ -12,7 +12,7 @@ from torch import nn
 
 from image_folders import noise
 from onespike import Recipe, calibrate, convert, evaluate, kernels, metered, named_neurons, preset
-from onespike.energy.spike_counts import totals
+from onespike.energy.ledger import totals
 from onespike.errors import DataError
 from onespike.spikes import SpikeCode
 
@@ -99,7 +99,7 @@ def test_time_is_positive_and_counting_is_left_out(networks, monkeypatch):
         time.sleep(0.05)
         return totals(*args)
 
-    monkeypatch.setattr("onespike.energy.spike_counts.totals", slowly)
+    monkeypatch.setattr("onespike.energy.ledger.totals", slowly)
     seconds = evaluate(ann, snn, data()).seconds
     assert seconds.keys() == {"ann", "snn"}
     assert all(s > 0 for s in seconds.values())

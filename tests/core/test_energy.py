@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from contract.conversion_contract import randomize_, run
 from contract.networks import converted, counted, mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, metered
-from onespike.energy.spike_counts import SiteCount
+from onespike.energy.ledger import SiteCount
 from onespike.errors import UsageError
 from onespike.sites import Places
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from contract.neuron_contract import bits, inputs, needs_cpp
 from onespike import kernels
 from onespike.energy.columns import READINGS
-from onespike.energy.spike_counts import totals
+from onespike.energy.ledger import totals
 from onespike.errors import OnespikeError, UsageError
 from onespike.neurons import Scale, ScaleFire
 from onespike.spikes import SpikeCode, fire_function, mixed_levels

@@ -17,9 +17,9 @@ from onespike.cli.show import spent
 from onespike.conversion.network import conversion_of
 from onespike.energy.columns import OF_ALL_MACS, beside, of_what_spikes
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError
-from onespike.passes import improve, statistics, tolerance
-from onespike.passes.budget import TOLERANCE, Spent, fit, measured, spending
-from onespike.passes.tolerance import by_labels
+from onespike.passes import budget as goals
+from onespike.passes import improve, statistics
+from onespike.passes.budget import TOLERANCE, Spent, by_labels, fit, measured, spending
 from onespike.presets import DEFAULT, PRESETS
 from onespike.recipe import Recipe
 from onespike.tasks import Inferred
@@ -67,8 +67,8 @@ def test_the_first_budget_is_kept_without_another_run_of_the_passes():
         budgets.append(budget)
         return budget == 0.2
 
-    assert tolerance._below(0.2, good, lambda budget: [budget * tolerance.DOWN]) == 0.2
-    assert budgets == [0.2, 0.2 * tolerance.DOWN]
+    assert goals._below(0.2, good, lambda budget: [budget * goals.DOWN]) == 0.2
+    assert budgets == [0.2, 0.2 * goals.DOWN]
 
 
 def test_whoever_names_one_goal_does_not_get_the_other():
@@ -82,7 +82,7 @@ def test_whoever_names_one_goal_does_not_get_the_other():
 
 
 def test_a_loss_that_no_energy_keeps_is_said(monkeypatch):
-    monkeypatch.setattr(tolerance, "MOST", 0.25)
+    monkeypatch.setattr(goals, "MOST", 0.25)
     with pytest.warns(OnespikeWarning, match=r"no energy that was tried stays within a loss of 1e-07 %"):
         loss = improved(1e-9)["loss"]
     assert loss["drop"] == min(one["drop"] for one in loss["tried"])

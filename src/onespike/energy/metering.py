@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from onespike.conversion.firing import Analog, Neurons, is_spiking
 from onespike.energy.analog_functions import AnalogFunctions
 from onespike.energy.columns import READINGS
-from onespike.energy.ledger import Ledger
-from onespike.energy.spike_counts import SiteCount, add_up, sample
+from onespike.energy.ledger import Ledger, SiteCount, add_up, sample
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call, count
 from onespike.runtime.forward import evaluating

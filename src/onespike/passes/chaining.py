@@ -14,13 +14,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from onespike.calibration.thresholds import Thresholds
-from onespike.energy.columns import beside
 from onespike.errors import OnespikeWarning, UsageError, unknown
 from onespike.neurons import NEURONS
 from onespike.passes.base import PASSES, PassContext, PassState, Progress, no_progress
-from onespike.passes.budget import TOLERANCE, check_budget, fit, measured, spending, target
+from onespike.passes.budget import Judge, check_budget, energy_of, fit, least_energy, spending, target
 from onespike.passes.statistics import fisher, samples
-from onespike.passes.tolerance import Judge, least_energy
 from onespike.recipe import Recipe
 from onespike.runtime.forward import in_memory, in_order
 from onespike.sites import Site
@@ -114,7 +112,7 @@ def improve(
             state = chain(state, context, names)
         else:
             state, facts = _tolerated(state, context, names, recipe.max_drop, judge)
-        facts["energy"] = _spent(state, context, recipe.budget)
+        facts["energy"] = energy_of(state, context, recipe.budget)
     provenance = {**state.thresholds.provenance, "passes": list(names), **facts}
     return replace(state.thresholds, provenance=provenance)
 
@@ -141,21 +139,6 @@ def _tolerated(
         state = PASSES["tune"].run(state, replace(context, budget=spending(state, context)))
     tried = [{"budget": budget, **asdict(loss)} for budget, (_, loss) in results.items()]
     return state, {"loss": {**asdict(loss), "max_drop": most, "tried": tried}}
-
-
-def _spent(state: PassState, context: PassContext, budget: float | None) -> dict[str, Any]:
-    """Return the network's energy on the last calibration inputs, in every column; warn about a missed budget."""
-    spent = measured(state, context)
-    most = spent.most(context.energy)
-    if budget is not None and most > budget * (1 + 2 * TOLERANCE):
-        tried = ", ".join(f"{ratio:.3f}" for ratio in context.memory.tried or [most])
-        warnings.warn(
-            f"passes: the budget {budget:g} ({context.energy}) is not met; steps of several sizes gave {tried}. The nearest "
-            f"is kept, {beside(context.energy, most, spent.ledger.analog_share)}. Give a larger budget, or the pass allocate.",
-            OnespikeWarning,
-            stacklevel=4,
-        )
-    return spent.to_dict()
 
 
 def chain(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:

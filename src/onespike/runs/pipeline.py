@@ -19,8 +19,7 @@ from onespike.energy.ledger import Ledger
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.passes import Progress, check_for, improve, no_progress
-from onespike.passes.budget import spent_by
-from onespike.passes.tolerance import by_labels
+from onespike.passes.budget import by_labels, spent_by
 from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
 from onespike.recipe import preset as preset_recipe
