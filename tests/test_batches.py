@@ -14,6 +14,7 @@ ROWS = torch.arange(12.0).view(4, 3)
 FORMS: list[Any] = [
     ROWS,
     (ROWS, torch.arange(4)),
+    [ROWS] * 4,
     {"input_ids": ROWS, "attention_mask": torch.ones(4, 3), "flag": True},
     ([torch.zeros(3, 2), torch.ones(3, 5), torch.ones(3, 1), torch.zeros(3, 4)],),
 ]

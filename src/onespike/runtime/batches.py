@@ -140,6 +140,8 @@ def take(batch: Any, chosen: slice | Tensor) -> Any:
             return type(value)(part(x) for x in value)
         return value
 
+    if isinstance(batch, list):  # outermost, a list holds arguments, and not images
+        return [part(argument) for argument in batch]
     return part(batch)
 
 
