@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onespike.errors import LoadError, UsageError, first_line, unknown
 from onespike.sources import SOURCES, forms
-from onespike.tasks import Classification, Detection, Item, Items, Task, batches
+from onespike.tasks import Classification, Detection, Items, Task, batches
 from onespike.tasks.inputs import Batches
 
 ALIGNMENT = 64
@@ -49,11 +49,6 @@ class Reading:
     size: tuple[int, int] | None = None
     replaced: Normalization | None = None
     doubt: str = ""
-
-    def batches(
-        self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
-    ) -> Batches:
-        return batches(items, self.transform, batch_size, part=part, collate=self.collate, load=load)
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,8 @@ class LoadedModel:
 
     def batches(self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)) -> Batches:
         """Return batches of (inputs, labels) as the network takes them; with several processes, this one's part."""
-        return self.reading.batches(items, batch_size, part, self.task.load)
+        how: Any = {"part": part, "collate": self.reading.collate, "load": self.task.load}
+        return batches(items, self.reading.transform, batch_size, **how)
 
 
 @dataclass(frozen=True)

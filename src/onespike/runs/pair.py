@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import groupby
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onespike.adapters import (
     LoadedModel,
@@ -35,6 +35,7 @@ from onespike.runtime.devices import check_device, in_blocks, place_
 from onespike.runtime.forward import device_of, evaluating
 from onespike.runtime.validated import understood
 from onespike.tasks import Classification, Item, Items, Numbers, Task, infer
+from onespike.tasks.inputs import Batches
 
 P = ParamSpec("P")
 
@@ -106,11 +107,11 @@ def save(folder: Path | str, pair: NetworkPair | nn.Module) -> Path:
 
 
 def _from_python(
-    model: nn.Module, snn: nn.Module, reading: Reading | None = None, task: Task | None = None
+    model: nn.Module, snn: nn.Module, kind: Callable[..., LoadedModel] = LoadedModel, preprocessing: str = ""
 ) -> NetworkPair:
     """Return the pair of two networks that no adapter has loaded."""
     conversion, spec = conversion_of(snn), f"{OWN}{type(snn).__module__}.{type(snn).__qualname__}"
-    loaded = LoadedModel(model, spec, reading or Reading(no_transform, ""), task or Classification())
+    loaded = kind(model, spec, Reading(no_transform, preprocessing))
     data = {"source": "Python", "names": [], "sha256": []}
     return NetworkPair(loaded, model, snn, conversion.recipe, conversion.thresholds, data)
 
@@ -217,14 +218,12 @@ def no_transform(image: Any) -> NoReturn:
 
 
 @dataclass(frozen=True)
-class InMemory(Reading):
-    """Batches in memory; an item's content is its batch and its row there."""
+class InMemory(LoadedModel):
+    """A network and batches in memory; an item's content is its batch and its row there."""
 
     held: tuple[Any, ...] = ()
 
-    def batches(
-        self, items: Items, batch_size: int, part: tuple[int, int], load: Callable[[Item], Any]
-    ) -> Iterator[tuple[Any, Tensor | None]]:
+    def batches(self, items: Items, batch_size: int, part: tuple[int, int] = (0, 1)) -> Batches:
         """Return the loader's batches, or parts of them; no batch is joined with another, since they may differ in form."""
         for number, group in groupby(items, key=lambda item: item.content[0]):
             members = list(group)
@@ -253,5 +252,5 @@ def in_memory(
             output = call(model, to(take(held[0], slice(0, 2)), device_of(model)))
         if isinstance(infer(output), Numbers):
             raise UsageError("the network's output is not scores of classes. Give its task, a tasks.Task.")
-    reading = InMemory(no_transform, "as the loader gives it", held=tuple(held))
-    return _from_python(model, snn, reading, task), Items("Python", tuple(items))
+    kind = partial(InMemory, task=task or Classification(), held=tuple(held))
+    return _from_python(model, snn, kind, "as the loader gives it"), Items("Python", tuple(items))
