@@ -88,15 +88,11 @@ def test_a_trial_within_the_budget_is_never_given_up():
     (dict(storage="nonsense://x"), r"^search: the storage nonsense:… cannot be used \(.*\)\. Give an optuna URL such as "),
     (dict(budget=0.01, trials=5), r"^search: no λ stays within the budget 0\.01; the least is 0\.050 of all MACs at λ = 1\. "),
     (dict(resume=True, fresh=True), r"Give one of them\.$"),
+    (dict(objective=lambda s, h: Measurement(math.nan)), r"^search: the metric is not a number at λ = 1\. Check the data"),
 ])  # fmt: skip
 def test_bad_input(given, message):
     with pytest.raises(UsageError, match=message):
-        search(parabola, **given)
-
-
-def test_a_metric_that_is_not_a_number():
-    with pytest.raises(UsageError, match=r"^search: the metric is not a number at λ = 1\. Check the data"):
-        search(lambda s, h: Measurement(math.nan), trials=3)
+        search(**{"objective": parabola, **given})
 
 
 @pytest.mark.parametrize("interrupted", [2, 4])

@@ -38,8 +38,6 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 RANGE = f"from {SMALLEST:.1e} to {LARGEST:.1e}, as float32 holds it"
 MOST_BITS = 24  # float32 holds all integers up to 2^24
 MOST_STEPS = 4096  # each is a forward pass
-
-
 GOALS = {"budget", "max_drop"}
 """Fields that say what the passes aim at."""
 
@@ -209,10 +207,8 @@ class Recipe:
         """Return θ+ and θ− of a site that are given, not calibrated."""
         import torch
 
-        for glob, above, below in self.fixed:
-            if fnmatchcase(str(site), glob):
-                return torch.tensor(float(above)), torch.tensor(float(below))
-        return None
+        fixed = (thresholds for glob, *thresholds in self.fixed if fnmatchcase(str(site), glob))
+        return next(((torch.tensor(float(up)), torch.tensor(float(down))) for up, down in fixed), None)
 
     def __repr__(self) -> str:
         """Return the preset and the fields that differ from it."""

@@ -103,5 +103,4 @@ def _hashed(path: Path, size: int, changed: int) -> str:
 def images_digest(items: Items) -> str:
     """Return the SHA-256 of images in order: names, labels, contents, and everything else known about them."""
     rows = [[item.name, item.label, digest(item)] for item in items]
-    record = [rows, None if items.truth is None else items.truth.record]
-    return checksum(record)
+    return checksum([rows, None if items.truth is None else items.truth.record])

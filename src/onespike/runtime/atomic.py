@@ -70,10 +70,8 @@ def write_atomically(path: Path, contents: bytes | str) -> None:
             file.write(data)
 
 
-def try_file(path: Path | None) -> None:
+def try_file(path: Path) -> None:
     """Check before long work that a file can be written; change nothing."""
-    if path is None:
-        return
     with _explained(path):
         if (stream := _stream(path)) is None:
             with _unfinished(_target(path), stay=False):
