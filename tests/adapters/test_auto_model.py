@@ -115,7 +115,7 @@ def test_a_fresh_process_gives_the_same_bits(folder, spiking, order, settings):
     lines = (
         "import onespike"
         if order == "before"
-        else "from transformers import PreTrainedModel\nimport onespike"
+        else "from transformers import PreTrainedModel; import onespike"
     )
     words = [json.dumps(value) for value in (CLASSES, TASKS, settings)]
     command = [sys.executable, "-c", FRESH.replace("ORDER", lines), order, str(folder), *words]
@@ -138,10 +138,8 @@ def test_it_is_the_network_that_was_saved(folder, spiking, tmp_path):
     """It can be saved, reverted and given to onespike as before, and the folder is still a run."""
     again = transformers.AutoModelForCausalLM.from_pretrained(folder / "llama")
     assert onespike.table(again) == onespike.table(spiking["llama"])
-    assert (
-        not hasattr(again.config, "quantization_config")
-        and again.lm_head.weight is again.model.embed_tokens.weight
-    )
+    assert not hasattr(again.config, "quantization_config")
+    assert again.lm_head.weight is again.model.embed_tokens.weight
     second = transformers.AutoModelForCausalLM.from_pretrained(again.save_pretrained(tmp_path / "second"))
     assert torch.equal(answer("llama", second), answer("llama", spiking["llama"]))
     original = transformers.AutoModelForCausalLM.from_pretrained(folder / "source")
@@ -158,10 +156,8 @@ def test_the_form_of_attention_and_the_type_are_kept(tmp_path):
         network = transformers.AutoModelForCausalLM.from_pretrained(source, **settings)
         snn = onespike.spike(network, [{"input_ids": IDS, "use_cache": False}], "sformer")
         again = transformers.AutoModelForCausalLM.from_pretrained(snn.save_pretrained(tmp_path / name))
-        assert (again.config._attn_implementation, again.dtype) == (
-            network.config._attn_implementation,
-            network.dtype,
-        )
+        kinds = ((each.config._attn_implementation, each.dtype) for each in (again, network))
+        assert len(set(kinds)) == 1
         assert torch.equal(answer("llama", again), answer("llama", snn))
 
 
@@ -209,9 +205,8 @@ def test_what_is_not_the_run_s_own_is_refused(folder, spiking, tmp_path):
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "transformers_weights": None}))
     torch.save(spiking["llama"].state_dict(), other / "pytorch_model.bin")
-    with pytest.raises(
-        LoadError, match=r"other: the weights of a run are in weights\.safetensors, and not in pytorch"
-    ):
+    elsewhere = r"other: the weights of a run are in weights\.safetensors, and not in pytorch"
+    with pytest.raises(LoadError, match=elsewhere):
         transformers.AutoModelForCausalLM.from_pretrained(other)
 
 
@@ -220,9 +215,8 @@ def test_tensors_that_transformers_would_draw_at_random_are_refused(folder, spik
 
     fewer = list(quantizer.each_tensor(folder / "bert" / "weights.safetensors"))[:-1]
     monkeypatch.setattr(quantizer, "each_tensor", lambda file: iter(fewer))
-    with pytest.raises(
-        LoadError, match=r"has loaded 1 tensors otherwise, .* the first\. Load the run with onespike"
-    ):
+    message = r"has loaded 1 tensors otherwise, .* the first\. Load the run with onespike"
+    with pytest.raises(LoadError, match=message):
         transformers.AutoModelForSequenceClassification.from_pretrained(folder / "bert")
 
 
@@ -242,9 +236,8 @@ def test_a_repository(folder, spiking, tmp_path, monkeypatch):
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("0" * 40)
     load = transformers.AutoModelForCausalLM.from_pretrained
-    assert torch.equal(
-        answer("llama", load("me/llama", cache_dir=tmp_path)), answer("llama", spiking["llama"])
-    )
+    fetched = load("me/llama", cache_dir=tmp_path)
+    assert torch.equal(answer("llama", fetched), answer("llama", spiking["llama"]))
     (place / "snapshots" / ("0" * 40) / "run.json").unlink()
     with pytest.raises(LoadError, match=r"^me/llama: neither a folder nor a repository that can be fetched"):
         load("me/llama", cache_dir=tmp_path)

@@ -94,9 +94,8 @@ def test_cut_short_or_something_else(tmp_path, model, kind, length):
     else:
         path.write_bytes(whole[: length if isinstance(length, int) else int(length * len(whole))])
     message = refusal(path)
-    if (
-        kind == "w.safetensors" or message != CODE
-    ):  # torch says the same of code and of a name that is cut short
+    # torch says the same of code and of a name that is cut short
+    if kind == "w.safetensors" or message != CODE:
         assert message.startswith("the file is damaged or cut short (") and message.endswith(f"){AGAIN}")
 
 

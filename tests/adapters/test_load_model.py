@@ -74,9 +74,8 @@ def test_a_missing_package_names_its_extra(monkeypatch, spec):
 
 def test_published_weights_without_a_network():
     for spec in ("timm:resnet18", "transformers:nobody/nothing"):
-        with pytest.raises(
-            LoadError, match=rf"^{spec}: the published weights cannot be fetched \(.*weights=FILE\.$"
-        ):
+        message = rf"^{spec}: the published weights cannot be fetched \(.*weights=FILE\.$"
+        with pytest.raises(LoadError, match=message):
             load_model(spec, pretrained=True)
 
 

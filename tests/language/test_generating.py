@@ -125,11 +125,8 @@ def test_a_decoder_beside_an_encoder_writes_after_positions() -> None:
     sound *= torch.logspace(-2, 2, 40)  # so that positions differ in effect
     batches = [{"input_features": sound + i, "decoder_input_ids": ids(4, 6 + i)} for i in range(2)]
     snn = onespike.spike(model, batches, "sformer", passes=PASSES)
-    gains = {
-        str(site): neuron.gain.numel()
-        for site, neuron in onespike.named_neurons(snn)
-        if getattr(neuron, "gain", None) is not None
-    }
+    neurons = ((str(site), getattr(neuron, "gain", None)) for site, neuron in onespike.named_neurons(snn))
+    gains = {site: gain.numel() for site, gain in neurons if gain is not None}
     assert any(number == 20 for site, number in gains.items() if "encoder.layers" in site)
     assert all(
         number == 1 for site, number in gains.items() if "decoder" in site and "encoder_attn" not in site

@@ -136,7 +136,6 @@ def test_a_tokenizer_of_another_network(tmp_path):
     file = tmp_path / "a.txt"
     for number in (99, -1):
         file.write_text(f"1 {number}")
-        with pytest.raises(
-            DataError, match=rf"token 1 has the number {number}, and the network knows 32 tokens \(0"
-        ):
+        message = rf"token 1 has the number {number}, and the network knows 32 tokens \(0"
+        with pytest.raises(DataError, match=message):
             pack(str(file), Numbers(), 2)

@@ -142,9 +142,8 @@ def test_the_error_of_a_difference_is_paired(coco):
 def test_images_drawn_once_each_give_ap_itself(coco):
     evaluator = evaluated(coco, guesses(coco.record, 1), "bbox", [5, 15, 25])
     expected = figures_of(evaluator)[0]["AP"]
-    assert any(
-        abs(value - expected) < 1e-9 for (value,) in resampled([evaluator], 60)
-    )  # some draw is all three
+    # some draw is all three
+    assert any(abs(value - expected) < 1e-9 for (value,) in resampled([evaluator], 60))
 
 
 def test_only_the_images_that_were_run_are_scored(coco):
@@ -252,8 +251,7 @@ def test_an_annotation_with_the_id_0_counts_like_any_other(data):
     figures = []
     for number in (1, 0):
         coco = read_coco(changed(data[1], "annotations", 0, {"id": number}))
-        results = perfect(coco)
-        figures.append(figures_of(evaluated(coco, results, "bbox", [5, 15, 25])))
+        figures.append(figures_of(evaluated(coco, perfect(coco), "bbox", [5, 15, 25])))
     assert figures[0] == figures[1]
 
 
@@ -261,9 +259,8 @@ def test_an_annotation_with_the_id_0_counts_like_any_other(data):
 def test_masks_are_scored_only_where_they_are_annotated(data, empty):
     coco = read_coco(changed(data[1], "annotations", 2, {"segmentation": empty}))
     AveragePrecision(coco, _of)  # boxes need none
-    with pytest.raises(
-        DataError, match="annotation 3 of image id 5 has no segmentation, and masks are scored"
-    ):
+    message = "annotation 3 of image id 5 has no segmentation, and masks are scored"
+    with pytest.raises(DataError, match=message):
         AveragePrecision(coco, _of, masks=True)
 
 
@@ -286,9 +283,8 @@ def test_class_numbers_without_a_match_are_refused():
 
 
 def test_real_annotations(assets):
-    items, coco = list_coco(
-        assets / "coco" / "val2017", assets / "coco" / "annotations" / "instances_val2017.json"
-    )
+    folder = assets / "coco"
+    items, coco = list_coco(folder / "val2017", folder / "annotations" / "instances_val2017.json")
     assert (len(items), len(coco.categories)) == (80, 80)
     assert max(coco.categories) == 90
     assert any(a["iscrowd"] for a in coco.record["annotations"])

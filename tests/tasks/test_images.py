@@ -37,6 +37,7 @@ def read(path: Path) -> Image.Image:
     return read_image(Item("a", None, path))
 
 
+BOTH = "images stand both beside and inside the class folders"
 NOT_READ = "the image cannot be read ({}). Replace or remove it."
 
 
@@ -79,10 +80,7 @@ def test_folders_that_cannot_be_used(tmp_path):
         (tmp_path / "none", "no such folder. Check the path, or use bundled:cifar10-test."),
         (file, "this is a file. Give the folder that holds the images."),
         (tmp_path / "empty", f"no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."),
-        (
-            tmp_path,
-            "images stand both beside and inside the class folders, first a.png. Move the loose ones away.",
-        ),
+        (tmp_path, f"{BOTH}, first a.png. Move the loose ones away."),
         (tmp_path / "twice", "the folders 07 and 7 name the same class. Merge them."),
     ):
         assert refusal(list_images, folder) == f"{folder}: {message}"
@@ -192,9 +190,8 @@ def test_links_are_followed_unless_they_lead_nowhere_or_round_and_round(tmp_path
         link.symlink_to(target)
         assert refusal(list_images, data) == f"{link}: this link leads nowhere. Remove or mend it."
     again.symlink_to(data)
-    assert (
-        refusal(list_images, data) == f"{again}: this link leads back to a folder that holds it. Remove it."
-    )
+    message = f"{again}: this link leads back to a folder that holds it. Remove it."
+    assert refusal(list_images, data) == message
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names themselves")

@@ -117,8 +117,7 @@ def load_model(
     """Load the network that `spec` names, in evaluation mode.
 
     Args:
-        spec: `timm:NAME`, `torchvision:NAME`, `transformers:ID-OR-DIR`, `detectron2:CONFIG`, `bundled:NAME` or
-            `python:FILE.py:FACTORY`, which runs that file.
+        spec: `ADAPTER:NAME`, such as `timm:resnet18`, or `python:FILE.py:FACTORY`, which runs that file.
         weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
         pretrained: take the weights that the library publishes; not needed for a folder that holds them.
         random_weights: leave the network as it is initialized.

@@ -108,9 +108,9 @@ def batches(
 ) -> Batches:
     """Yield batches of (inputs, labels) in list order; threads read ahead by one batch.
 
-    With `part=(i, n)`, only every n-th batch from the
-    i-th on is read: the share of one of n processes. `collate` makes a network's input from the images' tensors, which
-    may then differ in size; without it they are stacked. `load` reads what the transform takes, by default an image.
+    With `part=(i, n)`, only every n-th batch from the i-th on is read: the share of one of n processes. `collate` makes
+    a network's input from the images' tensors, which may then differ in size; without it they are stacked. `load` reads
+    what the transform takes, by default an image.
     """
     from onespike.tasks.images import read_image
 
