@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,7 @@ def load(name: str, source: Source) -> LoadedModel:
             model = build("eager")
         parts, attention = [model.config if reads else config, processor], model.config._attn_implementation
         if reads:
-            reading, task = text_reader(spec, processor, model, kind == WRITES)(None)
+            reading, task = text_reader(spec, processor, model, kind == WRITES)
         else:
             reading, task = _image_reader(spec, kind, config, processor, model)
         if kind == WRITES:
@@ -149,9 +149,9 @@ class Pooled(nn.Module):
 
 
 def text_reader(
-    spec: str, tokenizer: Any, model: Any, writes: bool
-) -> Callable[[int | None], tuple[Reading, Task]]:
-    """Return what makes reading and task for a number of tokens: windows of a text for a network that writes, else texts."""
+    spec: str, tokenizer: Any, model: Any, writes: bool, length: int | None = None
+) -> tuple[Reading, Task]:
+    """Return reading and task for a number of tokens: windows of a text for a network that writes, else texts."""
     size = int(model.get_input_embeddings().num_embeddings)
     if len(tokenizer) > size:
         raise LoadError(
@@ -159,25 +159,22 @@ def text_reader(
             "Put the tokenizer that the network was trained with into the folder."
         )
     context, arguments = _context(model, tokenizer), inspect.signature(type(model).forward).parameters
+    if length is None:
+        length = min(context, LENGTH if writes else SENTENCE)
+    elif not 2 <= length <= context:
+        raise UsageError(f"length= must be from 2 to {context}, the context of {spec}, not {length}.")
 
     def windows(ids: list[Tensor]) -> dict[str, Any]:
         return {"input_ids": torch.stack(ids), "use_cache": False}  # nothing is generated
 
-    def of_length(length: int | None) -> tuple[Reading, Task]:
-        if length is None:
-            length = min(context, LENGTH if writes else SENTENCE)
-        elif not 2 <= length <= context:
-            raise UsageError(f"length= must be from 2 to {context}, the context of {spec}, not {length}.")
+    def padded(texts: list[str]) -> dict[str, Any]:
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        return {name: value for name, value in batch.items() if name in arguments}
 
-        def padded(texts: list[str]) -> dict[str, Any]:
-            batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-            return {name: value for name, value in batch.items() if name in arguments}
-
-        task: Task = Language(Tokens(tokenizer, size), length, context) if writes else Embedding()
-        words = f"its own tokenizer, {'windows of' if writes else 'texts of at most'} {length} tokens"
-        return Reading(lambda text: text, words, windows if writes else padded, length, of_length), task
-
-    return of_length
+    task: Task = Language(Tokens(tokenizer, size), length, context) if writes else Embedding()
+    words = f"its own tokenizer, {'windows of' if writes else 'texts of at most'} {length} tokens"
+    of_length = partial(text_reader, spec, tokenizer, model, writes)
+    return Reading(lambda text: text, words, windows if writes else padded, length, of_length), task
 
 
 def _context(model: Any, tokenizer: Any) -> int:
