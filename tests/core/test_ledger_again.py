@@ -99,9 +99,8 @@ class Sheet:
         self.first = dict.fromkeys(READ, 0.0)  # products of two activations, by their first operand
         self.beyond = dict.fromkeys(READ, 0.0)  # pairs, where a product has more of them
         self.joined, self.compared = dict.fromkeys(READ, 0.0), 0.0
-        self.left = self.values = self.coded = (
-            0  # functions and values that no threshold takes in, codes of 8-bit edges
-        )
+        # functions and values that no threshold takes in, codes of 8-bit edges
+        self.left = self.values = self.coded = 0
 
     def fire(self, site: str, outputs: int) -> Tensor:
         """Count what the neuron does, and what its sums need."""

@@ -25,7 +25,7 @@ from onespike.passes import (
 )
 from onespike.passes.budget import spending
 from onespike.passes.chaining import improve
-from onespike.passes.statistics import Fisher, fisher, judged
+from onespike.passes.statistics import fisher, judged
 from onespike.sites import Site
 
 
@@ -157,11 +157,6 @@ def test_what_is_worse_on_held_out_inputs_is_not_kept(name, monkeypatch):
     monkeypatch.setattr("onespike.passes.statistics.divergences", worse)
     assert PASSES[name].run(plain, context) is plain
     assert 0 < len(judges) < len(context.inputs)
-
-
-def test_positions_weigh_by_what_they_do():
-    row = Fisher(torch.tensor([[0.0], [3.0]]), torch.ones(2, 1), 1.0, 1.0)
-    assert row.weights(-2, torch.zeros(1, 2, 4)).tolist() == [[0.0], [2.0]]
 
 
 def test_silent_channels_borrow_from_their_site():

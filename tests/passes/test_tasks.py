@@ -68,21 +68,6 @@ def expected(model, ids, owner):
     return total
 
 
-def test_tuning_is_kept_only_if_it_helps(story, tmp_path, monkeypatch):
-    monkeypatch.setattr("onespike.passes.tune.STEPS", 4)
-    monkeypatch.setattr("onespike.passes.tune.EVERY", 2)
-    loaded = load_model(f"transformers:{llama(tmp_path / 'network')}", pretrained=True).with_length(16)
-    ids = torch.stack([item.content for item in loaded.task.inputs(str(story)).items])
-    batches = [{"input_ids": part} for part in ids.split(2)]
-    recipe = preset("sformer")
-    start = PassState(calibrate(loaded.model, batches, recipe), recipe)
-    context = PassContext(loaded.model, batches, 0.1, "binary", task=loaded.task)
-    before = PASSES["allocate"].run(PASSES["nearest"].run(start, context), context)
-    after = PASSES["tune"].run(before, context)
-    result, plain = divergences([after, before], context, batches[-1:])
-    assert float(result) < 1.05 * float(plain)
-
-
 QUICK = ("nearest", "layout", "center", "allocate", "correct")
 
 

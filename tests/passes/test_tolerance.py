@@ -60,14 +60,16 @@ def test_a_budget_is_the_most_and_less_is_taken_where_the_loss_allows_it():
     assert len(scarce["loss"]["tried"]) == 1  # kept, without a warning
 
 
-def test_the_first_budget_is_kept_without_another_run_of_the_passes():
-    budgets = list[float]()
+def test_the_first_budget_is_kept_without_another_run_of_the_passes(monkeypatch):
+    monkeypatch.setattr(goals, "fit", lambda state, context, goal: state)
+    (state, context), losses, budgets = ready(96, budget=0.2), iter((0.0, 1.0, 1.0)), []
 
-    def good(budget: float) -> bool:
-        budgets.append(budget)
-        return budget == 0.2
+    def run(state, context):
+        budgets.append(context.budget)
+        return state
 
-    assert goals._below(0.2, good, lambda budget: [budget * goals.DOWN]) == 0.2
+    judge = lambda snn: goals.Loss(next(losses), 0.0, 1, "accuracy")  # noqa: E731
+    assert goals.least_energy(state, context, run, 0.5, judge)[0] == 0.2
     assert budgets == [0.2, 0.2 * goals.DOWN]
 
 

@@ -6,7 +6,7 @@ what anything else reads is a value in fixed point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 if TYPE_CHECKING:
@@ -109,10 +110,8 @@ class AnalogFunctions(TorchFunctionMode):
 
     def _follow(self, function: Any, args: Any, result: Any, kind: str, macs: int) -> None:
         """Note which call each result comes from, and which values this one reads."""
-        inputs = [x for x in _tensors(args) if x.is_floating_point()]
-        results = [
-            x for x in _tensors((result,)) if x.is_floating_point() and all(x is not y for y in inputs)
-        ]
+        inputs = _values(args)
+        results = [x for x in _values(result) if all(x is not y for y in inputs)]
         if not inputs or not results:
             return
         call = self._calls.get(inputs[0])
@@ -131,9 +130,5 @@ class AnalogFunctions(TorchFunctionMode):
             self._calls[x] = made
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+def _values(arguments: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.is_floating_point()]

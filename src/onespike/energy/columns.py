@@ -71,10 +71,6 @@ class Reading:
     by_digits: bool = False  # charged by signed binary digits, so few digits save more than few spikes
     over_steps: bool = False  # pairs are counted beyond the first timestep
 
-    def lanes(self, largest: int) -> int:
-        """Return the number of lanes, each with one sum, for counts up to `largest`."""
-        return naf_length(largest) if self.by_digits else 1
-
 
 READINGS = {
     "counts": Reading("counts", lambda y: y.abs()),

@@ -108,14 +108,10 @@ def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
     gradients = torch.autograd.grad(output, [value for *_, value in seen.results], noise, allow_unused=True)
     whole, dead = sum(macs for _, macs, _ in seen.results), dict[str, float]()
     for (product, macs, _), gradient in zip(seen.results, gradients, strict=True):
-        if (share := _dead(gradient, count(batch))) > 0:
+        share, inputs = 1.0, count(batch)
+        if gradient is not None:  # the share of elements without one for any input
+            rows = gradient.reshape(inputs, -1) if len(gradient) % inputs == 0 else gradient[None]
+            share = float((rows == 0).all(0).double().mean())
+        if share:
             dead[product] = dead.get(product, 0.0) + share * macs / whole
     return dead
-
-
-def _dead(gradient: Tensor | None, inputs: int) -> float:
-    """Return the share of elements without a gradient for any input."""
-    if gradient is None:
-        return 1.0
-    rows = gradient.reshape(inputs, -1) if len(gradient) % inputs == 0 else gradient[None]
-    return float((rows == 0).all(0).double().mean())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onespike import kernels
-from onespike.energy.columns import COLUMNS, READINGS, Item, column_of, dense, reading_of
+from onespike.energy.columns import COLUMNS, READINGS, Item, column_of, dense, naf_length, reading_of
 from onespike.energy.profiles import Profile, profile
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
@@ -142,8 +142,9 @@ class SiteCount:
         self.compared += elements * len(code.levels).bit_length()  # a binary search among the levels
         self.measured += 0 if code.typical is None else elements + outputs
         values = 2 if code.sides == "both" else 1  # of positive and of negative spikes
-        sums = {name: reading.lanes(code.largest) * values for name, reading in READINGS.items()}
-        add_up(self.joined, {name: float(outputs * (number - 1)) for name, number in sums.items()})
+        for name, reading in READINGS.items():
+            lanes = naf_length(code.largest) if reading.by_digits else 1  # each has one sum
+            add_up(self.joined, {name: float(outputs * (lanes * values - 1))})
 
     def merge(self, other: SiteCount) -> None:
         """Add the counts of the same site elsewhere; fields that are not numbers are the same for both."""

@@ -93,15 +93,10 @@ class SiteSurvey:
     @property
     def dead_channels(self) -> float:
         """The share of channels that never fired."""
-        return float((self.channels[2] == 0).double().mean()) if self.channels.numel() else 0.0
-
-    @property
-    def outlier_channels(self) -> float:
-        """The share of channels whose root mean square is far above the median."""
-        power = self.channels[0]
-        return float((power > OUTLIER**2 * power.median()).double().mean()) if power.numel() else 0.0
+        return float((self.channels[2] == 0).double().mean())
 
     def to_dict(self) -> dict[str, Any]:
+        power = self.channels[0]
         return {
             "role": self.role,
             "snr_db": self.snr_db,
@@ -110,7 +105,7 @@ class SiteSurvey:
             "largest": self.largest,
             "row_loss": self.row_loss / self.rows if self.rows else None,
             "dead_channels": self.dead_channels,
-            "outlier_channels": self.outlier_channels,
+            "outlier_channels": float((power > OUTLIER**2 * power.median()).double().mean()),
             "channels": self.channels.shape[1],
             "levels": list(self.levels),
             "steps": list(self.steps),

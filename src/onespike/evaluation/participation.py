@@ -15,7 +15,7 @@ from onespike.errors import ConversionError
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.forward import device_of
-from onespike.sites import Operand, Visit, visiting
+from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.coverage import ANALOG
 
 SATURATED_SHARE = 0.01
@@ -77,25 +77,21 @@ def verify(
         raise ConversionError("verify: this network has no neurons. Convert it first.")
     batch = to(inputs_of(model, batch), device_of(model))
     ledger = counted(model, batch, watch=True)
-    places = {str(site): neuron for site, neuron in named_neurons(model)}
+    places = dict(named_neurons(model))
     neurons = [site for site, neuron in places.items() if isinstance(neuron, Neuron)]
-    rows = {str(site): row for site, row in ledger.sites.items()}
-    rows = {site: rows[site] for site in neurons if site in rows}
+    rows = {str(site): ledger.sites[site] for site in neurons if site in ledger.sites}
     reached = set(rows)
     if compiled:
         reached &= _reached_when_compiled(model, batch, backend)
+    shares = {site: row.saturated / row.elements for site, row in rows.items() if row.saturated}
     return Verification(
-        reached=tuple(site for site in neurons if site in reached),
-        silent=tuple(site for site in neurons if site not in reached),
+        reached=tuple(site for site in map(str, neurons) if site in reached),
+        silent=tuple(site for site in map(str, neurons) if site not in reached),
         dead=tuple(site for site, row in rows.items() if not row.active),
-        saturated={
-            site: row.saturated / row.elements
-            for site, row in rows.items()
-            if row.saturated > SATURATED_SHARE * row.elements
-        },
+        saturated={site: share for site, share in shares.items() if share > SATURATED_SHARE},
         uncovered=tuple(
             f"{owner}:{operation}"
             for owner, operation in ledger.unruled
-            if operation not in ANALOG and f"{owner}:{operation.replace('.', '::')}" not in places
+            if operation not in ANALOG and Site(owner, operation.replace(".", "::")) not in places
         ),
     )

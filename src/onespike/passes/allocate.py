@@ -166,7 +166,7 @@ def curves_of(state: PassState, context: PassContext) -> Curves:
     return curves
 
 
-@calibration_pass("allocate", stage="steps", steps=True)
+@calibration_pass("allocate", stage="steps", fisher=True, samples=True, steps=True)
 def allocate(state: PassState, context: PassContext) -> PassState:
     """Choose steps of least Σ g·e² + μ·(fan-out·spikes) with one μ for the whole network, which meets the budget."""
     return allocated(state, context, curves_of(state, context), target(state, context))

@@ -156,7 +156,7 @@ class PassState:
 
 
 Improve = Callable[[PassState, PassContext], PassState]
-STAGES = ("levels", "constants", "steps", "corrections", "last")
+STAGES = ("levels", "constants", "steps", "corrections", "learning", "last")
 """What passes decide, in this order; passes of one stage run in the order in which they are registered."""
 
 
@@ -167,6 +167,8 @@ class Pass:
     run: Improve
     stage: str = "last"
     needs: tuple[str, ...] = ()
+    fisher: bool = False  # it reads `fisher`, likewise `samples`; where those lack a site, it stays as it is
+    samples: bool = False
     whole: bool = False  # it changes or trains weights, all of which must be in memory
     affine: bool = False  # it gives sites centers, offsets or gains, which not every neuron codes
     steps: bool = False  # its steps stay; else they are scaled to the budget, or the energy of before

@@ -27,7 +27,7 @@ from onespike.sites import Site
 
 IMAGES, PART = 32, 4
 """Inputs that the energy is measured on, and how many of them give one sample of its spread."""
-TOLERANCE = 0.005
+TOLERANCE, ROUNDS = 0.005, 12
 START, LEAST, MOST = 0.2, 0.01, 8.0
 """The first budget to try if none is given, and how far others may be from 0 and from it."""
 DOWN, UP, HALVINGS = 0.7, 1.4, 2
@@ -107,7 +107,7 @@ def least(state: PassState, context: PassContext) -> float:
     return spent if context.budget is None else min(context.budget, spent)
 
 
-def fit(state: PassState, context: PassContext, goal: float, rounds: int = 12) -> PassState:
+def fit(state: PassState, context: PassContext, goal: float) -> PassState:
     """Scale all steps but those of softmax sites by one factor, so that the energy is the goal within 0.5 %.
 
     Energy falls as steps grow: secants in the logarithms, within their bracket. If no factor meets the goal, because the
@@ -115,7 +115,7 @@ def fit(state: PassState, context: PassContext, goal: float, rounds: int = 12) -
     """
     low, high, factor, exponent = 0.0, float("inf"), 1.0, 1.0
     tried: list[tuple[float, float, PassState]] = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         candidate = scaled(state, factor)
         ratio = spending(candidate, context)
         last = tried[-1] if tried else None
@@ -253,7 +253,9 @@ def least_energy(
     if context.budget is None:
         enough = _around(START, good, lambda budget: spending(tried[budget][0], context) < 0.9 * budget)
     else:
-        enough = _below(context.budget, good, coarser)
+        enough = context.budget
+        if good(enough):  # of the lower ones two are tried
+            enough = next((budget for budget in reversed(coarser(enough)[-2:]) if good(budget)), enough)
     return enough or min(tried, key=lambda one: tried[one][1].drop), tried
 
 
@@ -270,10 +272,3 @@ def _around(start: float, good: Callable[[float], bool], idle: Callable[[float],
         middle = (enough * scarce) ** 0.5
         enough, scarce = (middle, scarce) if good(middle) else (enough, middle)
     return enough
-
-
-def _below(most: float, good: Callable[[float], bool], coarser: Callable[[float], list[float]]) -> float:
-    """Return the largest budget, or a lower one that is good, after three runs at most."""
-    if not good(most):
-        return most
-    return next((budget for budget in reversed(coarser(most)[-2:]) if good(budget)), most)

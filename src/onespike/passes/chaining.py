@@ -120,12 +120,13 @@ def improve(
 def _tolerated(
     state: PassState, context: PassContext, names: Sequence[str], most: float, judge: Judge | None
 ) -> tuple[PassState, dict[str, Any]]:
-    """Find the least energy within a loss; `tune`, which only lowers the loss, comes once at the end."""
+    """Find the least energy within a loss; what learns, and so only lowers the loss, comes once at the end."""
     state = served(state, context, names)
-    before = names[: names.index("allocate")] if "allocate" in names else ()
-    after = [name for name in names if name not in before and name != "tune"]
-    for name in before:  # passes that no budget changes
-        state = PASSES[name].run(state, context)
+    stages = {name: PASSES[name].stage for name in names}
+    for name in names:
+        if stages[name] in ("levels", "constants"):  # no budget changes these
+            state = PASSES[name].run(state, context)
+    after = [name for name in names if stages[name] not in ("levels", "constants", "learning")]
     chosen, results = least_energy(state, context, partial(_through, names=after), most, judge)
     state, loss = results[chosen]
     if context.budget is None and not loss.within(most):
@@ -135,8 +136,9 @@ def _tolerated(
             OnespikeWarning,
             stacklevel=4,
         )
-    if "tune" in names:
-        state = PASSES["tune"].run(state, replace(context, budget=spending(state, context)))
+    for name in names:
+        if stages[name] == "learning":
+            state = PASSES[name].run(state, replace(context, budget=spending(state, context)))
     tried = [{"budget": budget, **asdict(loss)} for budget, (_, loss) in results.items()]
     return state, {"loss": {**asdict(loss), "max_drop": most, "tried": tried}}
 
@@ -150,9 +152,9 @@ def chain(state: PassState, context: PassContext, names: Sequence[str]) -> PassS
 def served(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:
     """Set aside, with one warning, the sites of which these passes learn nothing; they keep their thresholds."""
     facts: list[Mapping[Site, Any]] = []
-    if {"positions", "allocate"} & set(names):  # the others that need them also need `allocate`
+    if any(PASSES[name].fisher for name in names):
         facts.append(fisher(state, context))
-    if {"center", "tokens", "allocate"} & set(names):
+    if any(PASSES[name].samples for name in names):
         facts.append(samples(state, context))
     lengths = token_lengths(context.inputs[0]) if facts else set[int]()
     unserved = [

@@ -19,7 +19,7 @@ FINEST, COARSEST = -4, 4
 IGNORED = 1e-9
 
 
-@calibration_pass("positions", stage="constants", affine=True)
+@calibration_pass("positions", stage="constants", fisher=True, affine=True)
 def positions(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (r_t / median r)), r_t = (E|x_t| / g_t)^⅓; a token without any influence is silent.
 
@@ -52,7 +52,7 @@ def median(groups: list[Sample], axes: tuple[int, ...]) -> Tensor:
     return moved.median(-1).values.reshape(shape).float()
 
 
-@calibration_pass("center", stage="constants", affine=True)
+@calibration_pass("center", stage="constants", samples=True, affine=True)
 def center(state: PassState, context: PassContext) -> PassState:
     """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs.
 
@@ -74,15 +74,6 @@ def center(state: PassState, context: PassContext) -> PassState:
     return state.with_sites(changes)
 
 
-def typical_magnitude(threshold: SiteThreshold, groups: list[Sample]) -> Tensor | None:
-    """Return the median over rows of mean |x − center|; of the nonzero rows if most are; None if all are zero."""
-    rows = torch.cat([group.rows for group in groups]).float()
-    sizes = threshold.centered(rows).abs().mean(-1).flatten()
-    if not bool(sizes.median() > 0):
-        sizes = sizes[sizes > 0]
-    return sizes.median() if len(sizes) else None
-
-
 def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
     """Return the gain of each sampled row: of its position, and of its magnitude where that counts."""
     gain, typical = torch.tensor(group.gain), threshold.typical
@@ -100,7 +91,7 @@ def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) ->
     return after / before if before > 0 and after > 0 else 1.0
 
 
-@calibration_pass("tokens", stage="constants", affine=True)
+@calibration_pass("tokens", stage="constants", samples=True, affine=True)
 def tokens(state: PassState, context: PassContext) -> PassState:
     """Set gain_t = 2^round(log2 (m_t / median m)), m_t = mean_c |x_tc − center_c|, from ½ to 2¹⁴, at run time.
 
@@ -109,11 +100,14 @@ def tokens(state: PassState, context: PassContext) -> PassState:
     """
     changes = {}
     for site, groups in samples(state, context).items():
-        if site.operation == "linear":
-            old = state.thresholds[site]
-            typical = typical_magnitude(old, groups)
-            if typical is not None:
-                factor = shrunk(replace(old, typical=typical), groups, state.recipe.percentile)
-                sides = {"positive": old.positive * factor, "negative": old.negative * factor}
-                changes[site] = {"typical": typical, **sides}
+        if site.operation != "linear":
+            continue
+        old = state.thresholds[site]
+        sizes = old.centered(torch.cat([group.rows for group in groups]).float()).abs().mean(-1).flatten()
+        if bool((sizes > 0).any()):
+            # where most rows are zero, the others decide
+            typical = sizes.median() if bool(sizes.median() > 0) else sizes[sizes > 0].median()
+            factor = shrunk(replace(old, typical=typical), groups, state.recipe.percentile)
+            sides = {"positive": old.positive * factor, "negative": old.negative * factor}
+            changes[site] = {"typical": typical, **sides}
     return state.with_sites(changes)

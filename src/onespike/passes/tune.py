@@ -82,7 +82,7 @@ class LearnedSite(nn.Module):
         return straight_through(y, a, inside) * unit + offset, cost.sum() * self.fan_out
 
 
-@calibration_pass("tune", needs=("allocate",), whole=True, steps=True)
+@calibration_pass("tune", stage="learning", needs=("allocate",), whole=True, steps=True)
 def tune(state: PassState, context: PassContext) -> PassState:
     """Run Adam on log-steps, centers and offsets; loss = KL(original ‖ spiking) + 3·max(0, energy/budget − 1).
 
