@@ -134,8 +134,8 @@ def load_model(
         raise UsageError(f"{spec}: more than one kind of weights. Give one of {OPTIONS}.")
     if not (weights or pretrained or random_weights):
         pretrained = hasattr(adapter, "has_weights") and adapter.has_weights(name)
-    if not (weights or pretrained or random_weights):
-        raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
+        if not pretrained:
+            raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
     file = None if weights is None else Path(weights)

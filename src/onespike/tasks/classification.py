@@ -35,9 +35,9 @@ def match_classes(items: Items, names: Sequence[str] | None, ids: Sequence[str] 
     that is no class of the network, could be several, or is the same class as another is refused. `ids` are other unique
     names of the same classes, such as WordNet ids.
     """
-    folders = items.class_names
-    used = sorted({folders[item.label] for item in items if item.label is not None}) if folders else []
-    if folders is None or not used or folders == names:
+    folders = items.class_names or ()
+    used = sorted({folders[item.label] for item in items if folders and item.label is not None})
+    if not used or folders == names:
         return items
     if names is None:
         raise DataError(
@@ -45,10 +45,8 @@ def match_classes(items: Items, names: Sequence[str] | None, ids: Sequence[str] 
             "matched. Name each folder by the number of its class."
         )
     numbers = _numbers(used, names, ids or (), items.source)
-    labeled = (
-        item if item.label is None else dataclasses.replace(item, label=numbers[folders[item.label]])
-        for item in items
-    )
+    labels = (None if item.label is None else numbers[folders[item.label]] for item in items)
+    labeled = (dataclasses.replace(item, label=n) for item, n in zip(items, labels, strict=True))
     return dataclasses.replace(items, items=tuple(labeled), class_names=tuple(names))
 
 
