@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,16 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from onespike.errors import LoadError, OnespikeError, UsageError, unknown
 from onespike.presets import PRESETS
-from onespike.runtime.options import (
-    declared,
-    glob_with_numbers,
-    name_or_number,
-    names,
-    options,
-    settle,
-    share_or_none,
-    yes_or_no,
-)
 from onespike.runtime.validated import parse
 
 if TYPE_CHECKING:
@@ -40,6 +30,74 @@ MOST_BITS = 24  # float32 holds all integers up to 2^24
 MOST_STEPS = 4096  # each is a forward pass
 GOALS = {"budget", "max_drop"}
 """Fields that say what the passes aim at."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is written on the command line: its meaning and placeholder in the help, and how a word becomes its value.
+
+    Where it may be repeated, the field is a tuple, and each word gives one element; other tuples are one word with
+    commas. A `usual` field has an option of its own; the others are given by `--set FIELD=VALUE`.
+    """
+
+    help: str
+    metavar: str = ""
+    read: Callable[[str], Any] = str
+    repeated: bool = False
+    choices: tuple[str, ...] = ()
+    usual: bool = False
+
+
+def declared(default: Any, *option: Any, **more: Any) -> Any:
+    """Return a dataclass field with its option."""
+    return dataclasses.field(default=default, metadata={"option": Option(*option, **more)})
+
+
+def name_or_number(word: str) -> str | float:
+    """Return a number if the word is one, else the word."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def share_or_none(word: str) -> float | None:
+    """Return a share, given in percent or as a number.
+
+    >>> share_or_none("1%"), share_or_none("0.02"), share_or_none("none")
+    (0.01, 0.02, None)
+    """
+    try:
+        number = None if word == "none" else float(word.removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"{word!r} is not a number. Give one, or none.") from None
+    return number / 100 if number is not None and word.endswith("%") else number
+
+
+def yes_or_no(word: str) -> bool:
+    answers = {"yes": True, "no": False, "True": True, "False": False}
+    if word not in answers:
+        raise unknown("answer", word, ("yes", "no"))
+    return answers[word]
+
+
+def names(word: str) -> tuple[str, ...]:
+    """Return the comma-separated names in a word; none in an empty one."""
+    return tuple(name.strip() for name in word.split(",") if name.strip())
+
+
+def glob_with_numbers(count: int) -> Callable[[str], tuple[Any, ...]]:
+    """Return a reader of `GLOB=NUMBER,NUMBER`; the glob may contain =."""
+
+    def read(word: str) -> tuple[Any, ...]:
+        glob, _, text = word.rpartition("=")
+        numbers = tuple(map(name_or_number, text.split(",")))
+        if not glob or len(numbers) != count or any(isinstance(number, str) for number in numbers):
+            example = f"*.fc1:*={','.join(['0.5'] * count)}"
+            raise UsageError(f"{word!r} is not a glob with its numbers. Write for example '{example}'.")
+        return glob, *numbers
+
+    return read
 
 
 @dataclass(frozen=True)
@@ -123,10 +181,10 @@ class Recipe:
         from onespike.neurons import NEURONS, check_scale
         from onespike.spikes import ROUNDINGS
 
-        settle(self)
+        self._settle()
         check_scale(self.scale)
         registered: dict[str, Iterable[str]] = {"preset": PRESETS, "neuron": NEURONS, "rounding": ROUNDINGS}
-        registered |= {name: option.choices for name, option in options(self).items() if option.choices}
+        registered |= {name: option.choices for name, option in FIELDS.items() if option.choices}
         if isinstance(self.softmax, str) and self.softmax_percentile is None:
             registered["softmax"] = ("site", "model", "head")  # beside percentile:P and numbers
         for kind, choices in registered.items():
@@ -134,6 +192,22 @@ class Recipe:
                 raise unknown(kind, name, choices)
         if mistake := next(self._mistakes(), None):
             raise UsageError(mistake)
+
+    def _settle(self) -> None:
+        """Give the fields their types: words are read as on the command line, lists become tuples.
+
+        Otherwise `exclude="fc1:*"` would be split into letters, and its `*` would exclude everything.
+        """
+        for name, option in FIELDS.items():
+            value = getattr(self, name)
+            settled = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, str) and (option.repeated or option.read is not str):
+                settled = parse_field(name, [value])
+            if option.read in (int, float) and (
+                type(settled) is bool or not isinstance(settled, (int, option.read))
+            ):
+                raise _no_number(name, option, value)
+            object.__setattr__(self, name, settled)
 
     def _mistakes(self) -> Iterator[str]:
         """Yield what is out of range or does not go together, each with the remedy."""
@@ -237,13 +311,60 @@ class Recipe:
         cls, record: dict[str, Any], place: Path, remedy: str, error: type[OnespikeError] = LoadError
     ) -> Self:
         """Return the recipe of a record in a file; `error` names the file and the remedy."""
-        fields, names = dict(record), options(cls)
+        fields = dict(record)
         if (version := fields.pop("version", VERSION)) != VERSION:
             raise error(f"{place}: this recipe has version {version!r}, not {VERSION}. {remedy}")
         for name in fields:
-            if name not in names:
-                raise error(f"{place}: {unknown('recipe field', str(name), names)}")
+            if name not in FIELDS:
+                raise error(f"{place}: {unknown('recipe field', str(name), FIELDS)}")
         return parse(cls, json.dumps(fields, default=str), place, remedy, error)
+
+
+FIELDS: dict[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.fields(Recipe)}
+"""All fields with their options."""
+
+
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """Return the words that give the fields these values."""
+    words = list[str]()
+    for name, value in values.items():
+        option = FIELDS[name]
+        for text in map(_text, value if option.repeated else (value,)):
+            words += [f"--{name.replace('_', '-')}", text] if option.usual else ["--set", f"{name}={text}"]
+    return words
+
+
+def parse_field(name: str, words: Sequence[str]) -> Any:
+    """Return the value of a field that is given by these words; each word of a repeated field is one element."""
+    option = FIELDS.get(name)
+    if option is None:
+        raise unknown("recipe field", name, FIELDS)
+    if option.repeated:
+        return tuple(map(option.read, words))
+    if len(words) > 1:
+        raise UsageError(f"{name} has one value, and {' and '.join(words)} are given. Give one of them.")
+    try:
+        return option.read(words[0])
+    except ValueError:
+        raise _no_number(name, option, words[0]) from None
+
+
+def _no_number(name: str, option: Option, value: Any) -> UsageError:
+    kind = "a whole number" if option.read is int else "a number"
+    return UsageError(f"{name} must be {kind}, not {value!r}. Write for example {name}=1.")
+
+
+def _text(value: Any) -> str:
+    """Return a word that `read` turns into exactly this value: numbers have as many digits as needed."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, tuple):
+        numbers = any(isinstance(part, float) for part in value)
+        return f"{value[0]}={','.join(map(_text, value[1:]))}" if numbers else ",".join(value)
+    return "none" if value is None else str(value)
 
 
 def preset(name: str, **changes: Any) -> Recipe:

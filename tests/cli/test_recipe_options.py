@@ -10,15 +10,13 @@ from command_line import CALIBRATION, VIT, stored
 
 from onespike.cli.options import recipe_of
 from onespike.presets import DEFAULT, PRESETS
-from onespike.recipe import Recipe, preset
+from onespike.recipe import FIELDS, Recipe, preset
 from onespike.runs.recipe_text import read_recipe, recipe_options, recipe_text
-from onespike.runtime.options import options
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]\n" for n in range(1, 12)
 )
 """Twelve lines that stand for a text of 69 billion characters."""
-FIELDS = options(Recipe)
 WORDS = {
     "preset": "--preset ecmt-vit",
     "neuron": "--set neuron=mtn",

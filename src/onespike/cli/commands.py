@@ -24,8 +24,7 @@ from onespike import __version__
 from onespike.cli import WARNING, interruptible, loading, output, refuse, renamed, say
 from onespike.cli.options import OPTIONS, RECIPE_OPTIONS, Word, recipe_of, typed
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
-from onespike.recipe import Recipe
-from onespike.runtime.options import options as fields_of
+from onespike.recipe import FIELDS, Recipe
 from onespike.runtime.processes import launched
 from onespike.runtime.provenance import COMMAND
 
@@ -122,7 +121,7 @@ ARGUMENT = re.compile(
 
 def option_names() -> dict[str, str]:
     """Return how each argument of the library is typed: as an option, or by --set for a recipe's field."""
-    fields = {name: f"--set {name}" for name in fields_of(Recipe)}
+    fields = {name: f"--set {name}" for name in FIELDS}
     options = {name: f"--{name.replace('_', '-')}" for name in (*OPTIONS, *RECIPE_OPTIONS)}
     preprocess = {name: f"--preprocess {name}" for name in ("mean", "std", "resize", "crop")}
     weights = {"pretrained": "--weights pretrained", "random_weights": "--weights random"}

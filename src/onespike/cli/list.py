@@ -14,8 +14,7 @@ from onespike.cli.commands import Next, command
 from onespike.cli.options import unused
 from onespike.errors import LoadError, unknown
 from onespike.presets import PRESETS
-from onespike.recipe import Recipe
-from onespike.runtime.options import options, words_of
+from onespike.recipe import FIELDS, Recipe, words_of
 from onespike.sources import SOURCES
 
 FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
@@ -57,7 +56,7 @@ def _documented(registry: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 def _fields() -> Iterator[tuple[str, str]]:
     for field in dataclasses.fields(Recipe):
-        option = options(Recipe)[field.name]
+        option = FIELDS[field.name]
         name = f"--{field.name.replace('_', '-')}" if option.usual else f"--set {field.name}="
         kind = option.metavar or "|".join(option.choices)
         more = " May be repeated." if option.repeated else ""
@@ -71,7 +70,7 @@ def _presets() -> Iterator[tuple[str, str]]:
     """
     start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
     for name, preset in PRESETS.items():
-        settings = shlex.join(words_of(Recipe, preset.settings or start))
+        settings = shlex.join(words_of(preset.settings or start))
         measured = f"{preset.measured} ({preset.page})" if preset.page else "Not measured here."
         yield name, f"{preset.about}\n  {measured}\n  {settings}"
 

@@ -11,9 +11,8 @@ import typer
 
 from onespike.errors import LoadError, UsageError
 from onespike.presets import DEFAULT
-from onespike.recipe import Recipe, preset
+from onespike.recipe import FIELDS, Recipe, parse_field, preset
 from onespike.runtime.atomic import refuse_existing, try_file, try_folder, try_new_folder
-from onespike.runtime.options import options, parse_field
 from onespike.runtime.validated import SEAL, parse
 from onespike.sources import forms
 
@@ -123,7 +122,7 @@ OPTIONS = {
     "weights": Word("FILE|pretrained|random", "A local checkpoint (.safetensors, .pth, .pt or .bin), the published weights, or none."),
 }  # fmt: skip
 RECIPE_OPTIONS = {
-    name: Word(option.metavar, option.help, RECIPE) for name, option in options(Recipe).items() if option.usual
+    name: Word(option.metavar, option.help, RECIPE) for name, option in FIELDS.items() if option.usual
 } | {
     "changes": Word("FIELD=VALUE", "Any other field of the recipe: see `onespike list fields`; may be repeated.", RECIPE, names=("--set",)),
     "file": Word("FILE", "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.", RECIPE, names=("--recipe",)),
@@ -183,7 +182,7 @@ def recipe_of(changes: list[str] | None = None, file: Path | None = None, **text
         if not equals:
             raise UsageError(f"--set {change}: a field and its value are missing. Write --set percentile=2.")
         fields.setdefault(name.strip().replace("-", "_"), []).append(value)
-    values = {name: parse_field(Recipe, name, words) for name, words in fields.items()}
+    values = {name: parse_field(name, words) for name, words in fields.items()}
     if file is None:
         recipe = preset(values.pop("preset", DEFAULT), **values)
     elif "preset" in values:

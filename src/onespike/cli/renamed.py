@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from onespike.recipe import Recipe
-from onespike.runtime.options import options
+from onespike.recipe import FIELDS
 
 COMMANDS = {
     "ablate": "onespike doctor RUN --data DIR --passes NAMES",
@@ -11,7 +10,7 @@ COMMANDS = {
     "compare": "onespike report RUN RUN",
     "verify": "onespike reproduce theorems, and the first lines of onespike doctor RUN --data DIR",
 }
-OPTIONS = {f"--{name.replace('_', '-')}": f"--set {name}=…" for name in options(Recipe)} | {
+OPTIONS = {f"--{name.replace('_', '-')}": f"--set {name}=…" for name in FIELDS} | {
     "--calibration-images": "--images",
     "--card-only": "what happens without OWNER/NAME",
     "--crop": "--preprocess crop=…",

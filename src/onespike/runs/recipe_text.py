@@ -11,9 +11,8 @@ from typing import Any
 from onespike.adapters import normalization
 from onespike.errors import UsageError, require, unknown
 from onespike.presets import DEFAULT, PRESETS
-from onespike.recipe import VERSION, Recipe
+from onespike.recipe import VERSION, Recipe, words_of
 from onespike.runs.pair import NetworkPair
-from onespike.runtime.options import words_of
 
 REMEDY = "Write it as `onespike inspect RUN --recipe` does."
 
@@ -89,7 +88,7 @@ def recipe_options(recipe: Recipe) -> list[str]:
     ['--preset', 'sformer', '--scale', '0.3', '--set', 'exclude=*fc1:*']
     """
     words = [] if recipe.preset == DEFAULT else ["--preset", recipe.preset]
-    return words + words_of(Recipe, recipe.changes())
+    return words + words_of(recipe.changes())
 
 
 def spike_call(**changes: Any) -> str:
