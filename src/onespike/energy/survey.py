@@ -54,8 +54,10 @@ class SiteSurvey:
         (up, down), seen = code.units(), code.coordinate(x)
         step = torch.where(seen >= 0, up, down)
         size, error = seen.abs(), (x - output).square()
-        clipped = size > step * self.levels[-1]
-        sparse = ~clipped & (size > step * (consecutive(self.levels) + 0.5))
+        clipped, consecutive = size > step * self.levels[-1], 0
+        while consecutive < len(self.levels) and self.levels[consecutive] == consecutive + 1:
+            consecutive += 1
+        sparse = ~clipped & (size > step * (consecutive + 0.5))
         total, clipping, tail = (
             float(part.sum(dtype=torch.float64)) for part in (error, error * clipped, error * sparse)
         )
@@ -72,7 +74,9 @@ class SiteSurvey:
         # the index over which the product sums
         axis = 1 - x.dim() if site.operation == "conv" else -2 if site.role == "rhs" and x.dim() > 1 else -1
         fired = output != (0.0 if code.offset is None else code.offset)
-        sums = torch.stack([_by_channel(part, axis) for part in (x.square(), error, fired)]).cpu()
+        each = (part.double() for part in (x.square(), error, fired))
+        each = (part.movedim(axis, 0).flatten(1).sum(1) for part in each) if x.dim() > 1 else each
+        sums = torch.stack(list(each)).cpu()
         if not self.channels.shape[1]:
             self.channels = sums
         elif self.channels.shape == sums.shape:  # attention over another length has other channels
@@ -132,15 +136,6 @@ class Survey(Ledger):
             self.details[name].add(neuron, operand.site, x.detach().float(), output.detach().float())
 
 
-def consecutive(levels: tuple[int, ...]) -> int:
-    """Return how many levels, from the first on, are consecutive integers.
-
-    >>> consecutive((1, 2, 3, 5, 9))
-    3
-    """
-    return next((i for i, level in enumerate(levels) if level != i + 1), len(levels))
-
-
 def decibels(signal: float, noise: float) -> float:
     """Return the ratio of two powers in decibels, within ±99.
 
@@ -150,7 +145,3 @@ def decibels(signal: float, noise: float) -> float:
     if not noise:
         return 99.0
     return max(-99.0, min(99.0, 10 * math.log10(signal / noise))) if signal else -99.0
-
-
-def _by_channel(x: Tensor, axis: int) -> Tensor:
-    return x.double().movedim(axis, 0).flatten(1).sum(1) if x.dim() > 1 else x.double()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,11 @@ def check_passes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in PASSES if name in names)
 
 
-@cache  # a recipe is checked before a network is loaded, and again wherever Python enters
-def check_recipe(recipe: Recipe) -> tuple[str, ...]:
-    """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs."""
+def check_recipe(recipe: Recipe, model: nn.Module | None = None) -> tuple[str, ...]:
+    """Return the passes of a recipe in order; mistakes in them or in the budget are found before anything runs.
+
+    Of a network that lies in blocks, what needs all weights in memory is refused, too.
+    """
     check_budget(recipe.budget, recipe.energy)
     names = check_passes(recipe.passes)
     if names and recipe.fixed:
@@ -59,13 +61,7 @@ def check_recipe(recipe: Recipe) -> tuple[str, ...]:
             f"the neuron '{recipe.neuron}' codes no centers, offsets or gains, which the passes {', '.join(affine)} give. "
             "Leave them out, or use neuron='sfn'."
         )
-    return names
-
-
-def check_for(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
-    """Return the passes in order; of a network that lies in blocks, refuse also what needs all weights in memory."""
-    names = check_recipe(recipe)
-    if in_memory(model):
+    if model is None or in_memory(model):
         return names
     whole = [name for name in recipe.passes if PASSES[name].whole]
     if whole:
@@ -96,7 +92,7 @@ def improve(
     `inputs` are calibration batches without labels, a sequence that may load them on demand; `folder` is for a long
     pass's resume data, and `judge` measures a loss for the recipe's `max_drop`, by default on calibration inputs.
     """
-    names = check_for(model, recipe)
+    names = check_recipe(recipe, model)
     if not names:
         return thresholds
     # they are not through the passes yet

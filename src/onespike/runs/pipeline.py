@@ -18,7 +18,7 @@ from onespike.conversion.network import Network, conversion_of
 from onespike.energy.ledger import Ledger
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
 from onespike.evaluation.side_by_side import Evaluation, evaluate
-from onespike.passes import Progress, check_for, improve, no_progress
+from onespike.passes import Progress, check_recipe, improve, no_progress
 from onespike.passes.budget import by_labels, spent_by
 from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
@@ -79,7 +79,7 @@ def spike(
     if validation is not None and recipe.max_drop is None:
         raise UsageError("validation judges max_drop, and there is none. Give for example max_drop=0.01.")
     check_network("spike", model)
-    check_for(model, recipe)
+    check_recipe(recipe, model)
     stream: Iterable[Any]
     inputs: Sequence[Any]
     if isinstance(batches, Inputs):
