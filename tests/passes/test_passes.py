@@ -1,4 +1,4 @@
-"""Each pass against its equation, the budget, what it refuses, and sites of which it learns nothing."""
+"""Each pass against its equation, the budget, what it refuses, sites of which it learns nothing, and the whole way in one call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 import torch
 from small_networks import ALL, attention, convolutional, divergence, passed, ready, start, tokens
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import onespike
+from contract.conversion_contract import run
 from contract.networks import Layers, counted, refused
-from onespike import preset, spike
+from onespike import calibrate, convert, preset, spike
 from onespike.conversion.firing import named_neurons
 from onespike.errors import OnespikeWarning, UsageError
 from onespike.passes import (
@@ -26,6 +28,7 @@ from onespike.passes import (
 from onespike.passes.budget import spending
 from onespike.passes.chaining import improve
 from onespike.passes.statistics import fisher, judged
+from onespike.presets import PRESETS
 from onespike.sites import Site
 
 
@@ -214,7 +217,7 @@ def test_fixed_thresholds_and_passes_are_refused_together():
 def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
     """Without a budget, the energy of before would take them back."""
 
-    @calibration_pass("finer", steps=steps)
+    @calibration_pass("finer", stage="constants", steps=steps)
     def finer(state, context):
         sites = {s: t for s, t in state.spiking.items() if t.role == "activation"}
         return state.with_sites(
@@ -224,6 +227,7 @@ def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
     state, context = ready()
     before, recipe = state.thresholds, state.recipe.replace(passes=("finer",))
     try:
+        assert parse_passes("allocate, finer, nearest") == ("nearest", "finer", "allocate")
         if not steps:
             with pytest.raises(UsageError, match=r"finer multiplies all steps by one factor.*steps=True"):
                 improve(context.model, context.inputs, before, recipe)
@@ -319,3 +323,54 @@ def test_positions_of_a_text_beside_a_picture_are_left_alone() -> None:
     gains = {site: gain.numel() for site, gain in neurons.items() if gain is not None}
     assert gains == {"of_patches:linear0_input": 9}
     assert snn(batches[0][0], torch.randint(20, (16, 2))).shape == (16, 5)
+
+
+QUICK = ("nearest", "layout", "allocate")
+PLAIN = [name for name, entry in PRESETS.items() if not {"passes", "fixed"} & set(entry.settings)]
+
+
+@pytest.mark.parametrize("name", ["best", *sorted(PLAIN)])
+def test_it_is_calibration_passes_and_conversion_by_any_preset_and_changes_of_it(name):
+    model, inputs, changes = attention(), tokens(), {"exclude": ("blocks.0.*",)}
+    if name == "best":
+        changes["passes"] = QUICK
+    snn, recipe = spike(model, inputs, name, **changes), preset(name, **changes)
+    by_hand = convert(model, improve(model, inputs, calibrate(model, inputs, recipe), recipe), recipe)
+    assert torch.equal(run(snn, inputs[0]), run(by_hand, inputs[0]))
+    assert not any(row["spikes"] for row in onespike.table(snn) if row["site"].startswith("blocks.0."))
+    assert type(snn) is type(model) and not hasattr(model.head, "neurons")
+
+
+def test_the_best_preset_runs_all_of_its_passes(monkeypatch):
+    monkeypatch.setattr(statistics, "HELD", 16)
+    monkeypatch.setattr("onespike.passes.tune.STEPS", 2)
+    model, inputs, stages = attention(), tokens(), []
+
+    def progress(title, total):
+        stages.append((title, total))
+        return lambda batches: batches
+
+    snn = spike(model, inputs, "best", budget=0.2, energy="counts", progress=progress)
+    assert stages[0] == ("calibrating", 6) and ("tuning", 2) in stages
+    assert counted(snn, *inputs).ratio("counts") == pytest.approx(0.2, rel=0.05)
+
+
+def test_an_ordinary_loader_serves_with_passes_too():
+    model, inputs = attention(), tokens()
+    loader = DataLoader(TensorDataset(torch.cat(inputs), torch.arange(48)), batch_size=16)
+    result, expected = (spike(model, batches, passes=QUICK) for batches in (loader, inputs))
+    assert torch.equal(run(result, inputs[0]), run(expected, inputs[0]))
+
+
+def test_passes_that_never_ran_are_refused():
+    model, inputs = attention(), tokens()
+    recipe = preset("best", passes=QUICK)
+    literal = calibrate(model, inputs, recipe)
+    message = r"passes nearest, layout, allocate.*onespike\.spike\(model, batches"
+    with pytest.raises(UsageError, match=message):
+        convert(model, literal, recipe)
+    carried = improve(model, inputs, literal, recipe)
+    assert carried.passes == QUICK and literal.passes == ()
+    with pytest.raises(UsageError, match="passes center, and the thresholds"):
+        convert(model, carried, recipe.replace(passes=(*QUICK, "center")))
+    convert(model, carried, recipe.replace(scale=0.3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -35,6 +36,7 @@ def thrifty(state: PassState, context: PassContext) -> PassState:
     return state.with_sites({site: {"rounding": rounding} for site in state.spiking})
 
 
+@cache
 def digit_levels(digits: int, largest: int) -> tuple[int, ...]:
     """Return all integers up to `largest` with at most `digits` nonzero signed binary digits.
 
@@ -62,11 +64,9 @@ def reaching(levels: tuple[int, ...], largest: int) -> tuple[int, ...]:
     pattern = recognize(levels)
     if pattern is not None and pattern[1] > 1:
         return mixed_levels(pattern[0], (largest - pattern[0]).bit_length())
-    every = [2**k for k in range(largest.bit_length() + 1)]
-    pairs = {a + sign * b for a in every for b in every if b < a for sign in (-1, 1)} | set(every)
-    beyond = sorted(y for y in pairs if y > levels[-1])
-    last = next(y for y in beyond if y >= largest)
-    return (*levels, *(y for y in beyond if y <= last))
+    every = digit_levels(2, 2 ** largest.bit_length())
+    last = next(y for y in every if y >= largest)
+    return (*levels, *(y for y in every if levels[-1] < y <= last))
 
 
 @calibration_pass("layout", stage="levels")
