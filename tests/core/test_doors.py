@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import onespike
 from contract.networks import Layers, mlp, refused
@@ -30,38 +30,13 @@ def snn(model: nn.Module) -> nn.Module:
     return onespike.spike(model, [INPUTS], "sformer")
 
 
-class Int8(Tensor):
-    """A weight as torchao stores it: a tensor around integers and a scale."""
-
-    @staticmethod
-    def __new__(cls, integers: Tensor, scale: Tensor) -> Int8:
-        return torch.Tensor._make_wrapper_subclass(cls, integers.shape, dtype=scale.dtype)
-
-    def __init__(self, integers: Tensor, scale: Tensor) -> None:
-        self.integers, self.scale = integers, scale
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["integers", "scale"], None
-
-    @classmethod
-    def __tensor_unflatten__(cls, parts: Any, context: Any, size: Any, stride: Any) -> Int8:
-        return cls(parts["integers"], parts["scale"])
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten.detach.default:
-            return cls(args[0].integers, args[0].scale)
-        plain = tree_map(lambda x: x.integers * x.scale if isinstance(x, Int8) else x, args)
-        return function(*plain, **(kwargs or {}))
-
-
 def quantized(model: nn.Module) -> nn.Module:
+    """Weights that are tensors around others, as torchao's are."""
     other = copy.deepcopy(model)
     for module in other:
         if isinstance(module, nn.Linear):
-            scale = module.weight.detach().abs().amax(1, keepdim=True) / 127
-            integers = (module.weight.detach() / scale).round().to(torch.int8)
-            module.weight = nn.Parameter(Int8(integers, scale), requires_grad=False)
+            weight = module.weight.detach()
+            module.weight = nn.Parameter(TwoTensor(weight, weight), requires_grad=False)
     return other
 
 
@@ -86,7 +61,7 @@ def test_networks(model: nn.Module, snn: nn.Module, verb: str, kind: str) -> Non
         ),
         "quantized": (
             quantized(model),
-            "0 has weights of type Int8: another library has quantized it already. Give the network as it was before.",
+            "0 has weights of type TwoTensor: another library has quantized it already. Give the network as it was before.",
         ),
     }[kind]
     if verb == "evaluate" and network is not None:  # as the original it need not be converted
