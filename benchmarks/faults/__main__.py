@@ -124,7 +124,7 @@ def main() -> None:
     waiting = [case for case in cases(options) if f"{case[0]}:{case[1]}" not in finished]
     wanted = {f"{group}:{number}" for group, number in cases(options)}
     rows = [row for row in known if row["case"] in wanted]
-    from onespike.cli.progress import progress
+    from onespike.cli.output import progress
 
     with (
         multiprocessing.get_context("fork").Pool(options.jobs) as pool,

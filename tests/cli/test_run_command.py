@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from command_line import CALIBRATION, TEST, VIT, reseal, stored
 
-import onespike.cli.app  # noqa: F401 (commands are registered in their order)
 from onespike.cli.run import searches
 from onespike.recipe import preset
 from onespike.reports import record as report_record
@@ -130,7 +129,7 @@ def test_it_exports_if_asked(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written = []
     monkeypatch.setattr("onespike.runs.forms.export", lambda *words, **_: written.append(words[1:3]))
-    monkeypatch.setattr("onespike.cli.export.exported", lambda *_: None)
+    monkeypatch.setattr("onespike.cli.show.exported", lambda *_: None)
     formats = ("--format", "onnx", "--format", "pt2", "--out", "run")
     result = cli(*SMALL, *SFORMER, *formats).good()
     assert stages(result) == ["convert", "report", "export onnx", "export pt2"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from command_line import CONVERT, TEST, Command
 
-from onespike.cli import progress
+from onespike.cli import output
 from onespike.tasks import Classification
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="streams, signals and names of POSIX")
@@ -186,10 +186,10 @@ def test_memory_that_really_ends(vit_run, tmp_path):
 
 
 def test_plain_lines(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 10.0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 10.0)
     clock = iter([0.0, 4.0, 12.0, 13.0, 20.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    assert list(progress.progress("calibrating", 4)("abcd")) == list("abcd")
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    assert list(output.progress("calibrating", 4)("abcd")) == list("abcd")
     assert capsys.readouterr().err == "calibrating: 2/4, 12 s left\ncalibrating: 4/4, 0 s left\n"
 
 
@@ -200,7 +200,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
-        assert list(progress.progress("evaluating", 3)("abc")) == list("abc")
+        assert list(output.progress("evaluating", 3)("abc")) == list("abc")
         terminal.flush()
         shown = os.read(parent, 100_000).decode()
     os.close(parent)

@@ -5,6 +5,8 @@ from importlib import import_module
 from onespike.cli.commands import app as app
 
 NAMES = "demo list convert run inspect evaluate generate search doctor report serve export push reproduce"
+MODULES = "convert doctor evaluate export generate inspect list report reproduce run search"
 
-for _name in NAMES.split():
-    import_module(f"onespike.cli.{_name}")
+for _module in MODULES.split():
+    import_module(f"onespike.cli.{_module}")
+app.registered_commands.sort(key=lambda command: NAMES.split().index(str(command.name)))

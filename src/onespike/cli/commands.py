@@ -224,13 +224,14 @@ def command(
     lines = [title, *(f"  {line}" for example in examples for line in example.splitlines())]
 
     def register(function: Callable[..., Next]) -> Callable[..., Next]:
-        INTERRUPTED[name or function.__name__] = interrupted
+        word = name or function.__name__
+        INTERRUPTED[word] = interrupted
         signature = inspect.signature(function, eval_str=True)
         declared = dict(signature.parameters)
         takes_run = bool({"run", "runs"} & declared.keys())
         takes_recipe = any(parameter.annotation is Recipe for parameter in declared.values())
         if takes_run:
-            TAKE_RUNS.add(name or function.__name__)
+            TAKE_RUNS.add(word)
             keyword = inspect.Parameter.KEYWORD_ONLY
             declared["model"] = inspect.Parameter("model", keyword, default=None, annotation=str | None)
 
@@ -273,7 +274,7 @@ def command(
         run.__name__ = function.__name__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name, cls=Page, epilog="\b\n" + "\n".join(lines))(run)
+        app.command(word, cls=Page, epilog="\b\n" + "\n".join(lines))(run)
         return function
 
     return register

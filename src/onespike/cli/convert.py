@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from onespike.cli import WARNING, output, say
 from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.options import NEW_RUN, RECIPE, Word, held_out, load_network
-from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.recipe import Recipe
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 PREPROCESS = {"resize": "256", "crop": "224", "mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5"}
 """What --preprocess takes, each with an example."""
-BITS = 8
-"""The bits of a spike that chips with graded spikes have."""
 
 
 @command(
@@ -80,7 +77,7 @@ def convert_and_show(
 
     processes = processes_of()
     work = out.with_name(f".{out.name}.passes")  # an interrupted tuning resumes there
-    options |= {"progress": progress, "processes": processes, "work": work}
+    options |= {"progress": output.progress, "processes": processes, "work": work}
     options |= {"told": lambda estimate: output.line(f"blocks         {estimate}")}
     pair = runs.convert_network(loaded, items, recipe, **options)
     if processes.is_main:
@@ -91,28 +88,8 @@ def convert_and_show(
     output.line(f"calibrated on  {len(pair.data['names'])} {pair.loaded.task.unit} of {pair.data['source']}")
     show.spent(pair)
     output.line(f"written to     {out}")
-    _warn_of_chips(pair)
+    show.chips(pair)
     return pair
-
-
-def _warn_of_chips(pair: NetworkPair) -> None:
-    """Warn of spikes that few chips can carry, or that cost more than the products they replace."""
-    from onespike.conversion.firing import is_spiking, named_neurons
-    from onespike.neurons import Neuron
-
-    reasons, remedies = list[str](), ["--preset chip"]
-    counts = pair.thresholds.provenance.get("energy", {}).get("ratios", {}).get("counts", 0.0)
-    neurons = (place for _, place in named_neurons(pair.snn) if is_spiking(place))
-    largest = max((neuron.code().largest for neuron in neurons if isinstance(neuron, Neuron)), default=0)
-    if counts > 1:
-        reasons.append(f"they add {counts:.2f} times per MAC of the original (counts)")
-        remedies += ["--energy counts --budget 0.1"] if pair.recipe.passes else []
-    if largest >= 2**BITS:
-        reasons.append(f"the largest level, {largest}, has {largest.bit_length()} bits")
-        remedies.append(f"--set payload_bits={BITS}")
-    if reasons:
-        advice = f"these spikes are not for chips: {' and '.join(reasons)}. Take {', or '.join(remedies)}."
-        say(f"{pair.loaded.spec}: {advice}", start=WARNING)
 
 
 def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:

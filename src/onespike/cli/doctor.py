@@ -5,19 +5,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, words
-from onespike.cli.progress import progress
 from onespike.errors import UsageError
-
-if TYPE_CHECKING:
-    from onespike.diagnosis import Checkup
-    from onespike.studies.ablate import Row
 
 PARTICIPATION = 8
 """How many inputs show whether every neuron takes part."""
@@ -71,76 +66,30 @@ def doctor(
     if passes is not None:
         rows = []
         chosen = None if passes == "run" else parse_passes(passes)
-        options: Any = {"budget": budget, "energy": energy, "batch_size": batch_size, "progress": progress}
+        options: Any = {
+            "budget": budget,
+            "energy": energy,
+            "batch_size": batch_size,
+            "progress": output.progress,
+        }
         for row in ablate_run(run, pair, items, passes=chosen, **options):
             output.note(f"{row.what}: {figure(row.headline.spiking)}, {minus(row.headline, error=True)}")
             rows.append(row)
         output.figures(json_file, [row.to_dict() for row in rows])
-        _ablated(rows)
+        show.ablated(rows)
         output.line(f"kept in {run / FOLDER}")
         return after
     if len(items) < 2:
         raise UsageError(f"{data}: the doctor needs at least 2 images. Give more.")
     taking_part = verify(pair.snn, next(batches_of(items, pair.loaded, PARTICIPATION)))
-    measured = checkup(pair, items, run, images=images, batch_size=batch_size, progress=progress)
+    measured = checkup(pair, items, run, images=images, batch_size=batch_size, progress=output.progress)
     findings = diagnose(measured)
     output.figures(json_file, {"findings": [asdict(finding) for finding in findings], **asdict(measured)})
     show.network(pair)
     output.line(str(taking_part), "")
-    _figures(measured)
-    for name, reason in measured.refused.items():
-        output.line(f"not measured   {name}: {reason}")
-    if not findings:
-        output.line("nothing worth doing: no remedy that was measured takes away a tenth of the loss")
-    for number, finding in enumerate(findings, 1):
-        share = "" if finding.share is None else f" (about {100 * finding.share:.0f} % of the loss)"
-        title = f"{number}. {'mistake' if finding.alarming else 'gain'}: {finding.title}{share}"
-        output.line(title, f"   {finding.evidence}", f"   try: {finding.command}")
+    show.examined(measured, findings)
     remark = "recipe of this run, as a file for `onespike convert --recipe FILE`:"
     output.line("", remark, recipe_text(pair.recipe).rstrip())
     if not taking_part.ok:
         raise typer.Exit(1)
     return tuple(shlex.split(findings[0].command)[1:]) if findings else after
-
-
-def _ablated(rows: list[Row]) -> None:
-    """Print each pass of a run alone, left out, and all together."""
-    from onespike.energy.columns import OF_ALL_MACS, holdable
-    from onespike.energy.profiles import DEFAULT
-    from onespike.reports.tables import comparison, figure
-
-    first, figures = rows[0].headline, rows[0].figures
-    more = {"KL, nats": [figure(row.figures["kl"], 4) for row in rows]} if "kl" in figures else {}
-    for column in holdable():
-        more[column] = [figure(row.figures["energy"].get(column), 3) for row in rows]
-    output.rows(*comparison("passes", [row.what for row in rows], [row.headline for row in rows], more))
-    if first.original is not None:
-        output.line(f"original: {first.title} {first.original:.2f}")
-    output.line(
-        f"energy {OF_ALL_MACS}, {100 * (1 - figures['analog_share']):.1f} % of which spike, "
-        f"at the prices of {figures.get('profile', DEFAULT)}"
-    )
-
-
-def _figures(measured: Checkup) -> None:
-    from onespike.reports.tables import figure
-    from onespike.tasks.intervals import spelled
-
-    head = measured.headline
-    stated = "" if measured.published is None else f" (published {measured.published:.2f} %)"
-    if head.original is None or head.spiking is None:
-        output.line("accuracy       no labels, so the divergence to the original stands for the loss")
-    else:
-        bounds = "" if head.bounds is None else f" ({spelled(head.bounds)})"
-        output.line(f"{head.title}: original {head.original:.2f}{stated}, spiking {head.spiking:.2f}{bounds}")
-    output.line(f"divergence     {measured.kl:.4f} nats on {measured.probe_images} images", "")
-    cells = []
-    for kind, kl in sorted(measured.kinds.items(), key=lambda item: item[1]):
-        less = round(100 * (1 - kl / (measured.kl or 1.0)))  # what rounds to nothing has no sign
-        cells.append((kind, f"{kl:.4f}", str(less).replace("-", "−")))
-    output.rows(("kind of site", "KL while it is analog", "less, %"), cells)
-    output.line()
-    if measured.scales:
-        cells = [(f"{r['scale']:g}", f"{r['kl']:.4f}", figure(r["energy"], 3)) for r in measured.scales]
-        output.rows(("λ", "KL", f"energy ({measured.energy})"), cells)
-        output.line()

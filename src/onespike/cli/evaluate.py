@@ -8,7 +8,6 @@ from typing import Any
 from onespike.cli import output
 from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.options import Word, words
-from onespike.cli.progress import progress
 from onespike.errors import UsageError
 
 
@@ -55,7 +54,7 @@ def evaluate(
         names = None if format == "all" else format.split(",")
         pair = runs.load(run)
         items = runs.choose_labeled(pair.loaded, data, annotations, limit)
-        forms = benchmark_pair(pair, items, forms=names, batch_size=batch_size, progress=progress)
+        forms = benchmark_pair(pair, items, forms=names, batch_size=batch_size, progress=output.progress)
         output.figures(json_file, [form.to_dict() for form in forms])
         show.forms(forms, min(batch_size, len(items)))
         return "export", run, "--format", "onnx", "--out", "network.onnx", "--data", data
@@ -77,7 +76,7 @@ def evaluate(
         output.line(f"blocks         {cost}")
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
-    each: Any = {"batch_size": batch_size, "progress": progress}
+    each: Any = {"batch_size": batch_size, "progress": output.progress}
     result = runs.evaluate_pair(pair, items, metric=metric, processes=processes_of(), **each)
     compared = compare_pair(pair, items, result, **each) if compare else []
     try:  # first, since nobody may be there to read the output
@@ -85,7 +84,10 @@ def evaluate(
             more = {"sites": result.ledger.table()} | ({"compared": compared} if compare else {})
             output.figures(json_file, result.to_dict() | more)
     finally:  # and print it in any case: a disk may be full by now
-        show.evaluated(pair, result)
+        show.network(pair)
+        show.sites(pair.snn)
+        output.line()
+        show.measured(result.to_dict(), result.steps, pair.loaded.published_top1)
         if compare:
             show.compared(compared, result.prices.name)
         if sites:

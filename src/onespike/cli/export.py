@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word
 from onespike.errors import UsageError
 from onespike.runtime.atomic import try_new_folder
-
-if TYPE_CHECKING:
-    from onespike.deploy.exports import Exported
 
 
 @command(
@@ -44,6 +40,7 @@ def export(
     existing file is compared again: with a run, or without one by the golden spikes that it holds.
     """
     from onespike import runs
+    from onespike.cli import show
     from onespike.deploy.exports.base import prepare
     from onespike.runs.forms import export_pair, verify_pair
 
@@ -51,7 +48,7 @@ def export(
     if verify is not None:
         if format is not None or out is not None:
             raise UsageError("--verify checks a file that exists. Leave --format and --out out.")
-        exported(verify_pair(None if run is None else runs.load(run), verify, **each))
+        show.exported(verify_pair(None if run is None else runs.load(run), verify, **each))
         return "list", "formats"
     if run is None or format is None or out is None:
         raise UsageError(
@@ -60,34 +57,5 @@ def export(
     form = True if integer else None  # some formats are always on integers
     prepare(format, form, out)  # an impossible format is refused before anything is loaded
     pair = runs.load(run)
-    exported(export_pair(pair, format, out, integer=form, golden=golden, **each))
+    show.exported(export_pair(pair, format, out, integer=form, golden=golden, **each))
     return ("evaluate", run, "--data", data, "--format", "all") if data else ("list", "formats")
-
-
-def exported(done: Exported) -> None:
-    """Print what was written, and the result of the comparison."""
-    from onespike.deploy.exports.base import report_of
-
-    compared, times, indent = done.comparison, done.milliseconds, " " * 14
-    origins = f", which go back to {compared.origins}" if compared.differ else ""
-    title = "written to" if times else "verified"
-    output.line(
-        f"{title:<15}{done.file} ({done.bytes / 1e6:.2f} MB, {done.format}, {done.form} form)",
-        f"run by         {done.runtime}, on {compared.inputs} inputs",
-        f"spike counts   {compared.counts} compared, {compared.differ} differ{origins}"
-        if compared.counts
-        else "spike counts   not compared: they have no names in this file",
-    )
-    for site, (counts, differ, largest) in list(compared.differing.items())[:5]:
-        output.line(f"{indent} {site}: {differ} of {counts}, by at most {largest}")
-    if len(compared.differing) > 5:
-        output.line(f"{indent} and at {len(compared.differing) - 5} more sites: see {report_of(done.file)}")
-    output.line(
-        f"answers        {compared.answers_differ} of {compared.inputs} differ; outputs differ by at most "
-        f"{compared.output_difference:.2g} of {compared.output_largest:.3g}",
-        *(f"note: {note}" for note in done.notes),
-    )
-    if times:
-        output.line(
-            f"milliseconds   {times['file']:.1f} for a batch of {done.batch} there, {times['onespike']:.1f} here"
-        )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word
-from onespike.errors import UsageError
-
-if TYPE_CHECKING:
-    from onespike.evaluation.generation import Spent
+from onespike.errors import UsageError, unknown
 
 
 @command(
@@ -41,9 +38,8 @@ def generate(
     from a cache (decode). Several prompts are written in one batch, shorter ones padded on the left.
     """
     from onespike import runs
-    from onespike.energy.columns import OF_ALL_MACS
+    from onespike.cli import show
     from onespike.energy.profiles import profile as prices_of
-    from onespike.errors import unknown
     from onespike.evaluation.generation import CACHES, write
     from onespike.tasks import Language
 
@@ -83,21 +79,5 @@ def generate(
     output.figures(json_file, record)
     for text in (*([] if stream else texts), *(f"original: {text}" for text in other)):
         output.line(text, "")
-    cells = [_cells("prefill", written.prefill, column), _cells("decode", written.decode, column)]
-    energies = "µJ/token", "original µJ/token", f"ratio ({column})", "of what spikes"
-    output.rows(("", "tokens", "spikes/token", *energies, "tokens/s"), cells, left=(0,))
-    output.line(f"ratio {OF_ALL_MACS}; prices of {profile}; tokens/s with counting, which takes most time")
+    show.written(written.prefill, written.decode, column)
     return "serve", run
-
-
-def _cells(name: str, spent: Spent, column: str) -> tuple[str, ...]:
-    from onespike.energy.columns import of_what_spikes
-    from onespike.reports.tables import figure
-
-    tokens = spent.tokens
-    if not tokens:
-        return name, "0", *"––––––"
-    each, original = spent.energy_pj / tokens / 1e6, spent.original_pj / tokens / 1e6
-    spiking = of_what_spikes(column, each / original, 1 - spent.spiking_pj / spent.original_pj)
-    energies = f"{each:.4g}", f"{original:.4g}", f"{each / original:.3f}", figure(spiking, 3)
-    return name, str(tokens), f"{spent.spikes / tokens:,.0f}", *energies, f"{tokens / spent.seconds:.1f}"

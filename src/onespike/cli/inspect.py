@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, try_json, unused
-
-if TYPE_CHECKING:
-    from onespike.runs import NetworkPair
 
 
 @command(
@@ -32,12 +28,17 @@ def inspect(
     """
     from onespike import runs
     from onespike.cli import show
+    from onespike.deploy.exports import sheet as sheets
     from onespike.runs import storage
+    from onespike.runs.forms import real_inputs
     from onespike.runs.recipe_text import convert_command, recipe_record, recipe_text
 
     pair = runs.load(run)
     if hardware:
-        return _hardware(pair, run, json_file)
+        sheet = sheets.sheet(pair.snn, real_inputs(pair, None, 8, 4))
+        output.figures(json_file, sheet.to_dict())
+        show.hardware(sheet)
+        return "export", run, "--format", "integers", "--out", f"{run}-integers"
     output.figures(json_file, recipe_record(pair.recipe))
     if recipe:
         print(recipe_text(pair.recipe), end="")
@@ -55,29 +56,3 @@ def inspect(
     listed = show.sites(pair.snn)
     output.rows(("site", "what stands there"), [(row["site"], row["neuron"]) for row in listed], left=(0, 1))
     return "report", run
-
-
-def _hardware(pair: NetworkPair, run: Path, json_file: Path | None) -> Next:
-    from onespike.deploy.exports.sheet import sheet
-    from onespike.runs.forms import real_inputs
-
-    made = sheet(pair.snn, real_inputs(pair, None, 8, 4))
-    output.figures(json_file, made.to_dict())
-    columns = {
-        "decides by": "decides", "payload bits": "payload_bits", "weight bytes": "weight_bytes",
-        "threshold bytes": "threshold_bytes", "state bytes": "state_bytes", "sum bits": "accumulator_bits",
-        "measured": "measured_bits", "spikes per input": "events", "at most": "most_events", "bytes sent": "traffic_bytes",
-    }  # fmt: skip
-    rows = [(row.site, *(_figure(getattr(row, name)) for name in columns.values())) for row in made.sites]
-    whole = ("all", *(_figure(made.totals.get(name, "")) for name in columns.values()))
-    output.rows(("site", *columns), [*rows, whole], left=(0, 1))
-    output.line()
-    listed = [(row.layer or "(network)", row.name, row.number, row.width) for row in made.operations]
-    output.rows(("layer", "operation that is no spike", "per input", "width"), listed, left=(0, 1, 3))
-    left = ", ".join(f"{row.layer} ({row.number} multiplications)" for row in made.floats)
-    output.line("", f"products in floats: {left or 'none'}")
-    return "export", run, "--format", "integers", "--out", f"{run}-integers"
-
-
-def _figure(value: object) -> str:
-    return f"{value:.0f}" if isinstance(value, float) else str(value)

@@ -1,10 +1,11 @@
-"""The one way to print: tables and lines on a terminal, the same words in a file; figures as JSON, CSV and LaTeX."""
+"""The one way to print: tables and lines on a terminal, the same words in a file; figures as JSON, CSV and LaTeX; progress."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 160  # for tables in a file or a pipe, which have no width
+SECONDS_BETWEEN_LINES = 10.0
 
 
 @cache
@@ -72,3 +74,28 @@ def tables(*files: Path | None) -> None:
     for file in files:
         if file is not None and file.suffix in FORMS:
             write_tables(file, PRINTED)
+
+
+def progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    """Return a wrapper for batches that reports progress on standard error: a bar on a terminal, plain lines elsewhere."""
+    return partial(_bar if sys.stderr.isatty() else _lines, title, total)
+
+
+def _bar(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
+    from rich import progress as rich
+    from rich.console import Console
+
+    times = rich.TimeElapsedColumn(), rich.TimeRemainingColumn()
+    columns = rich.TextColumn(title), rich.BarColumn(), rich.MofNCompleteColumn(), *times
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
+        yield from bar.track(batches, total=total)
+
+
+def _lines(title: str, total: int, batches: Iterable[Any]) -> Iterator[Any]:
+    started = last = time.monotonic()
+    for done, batch in enumerate(batches, 1):
+        yield batch
+        now = time.monotonic()
+        if done == total or now - last >= SECONDS_BETWEEN_LINES:
+            last, left = now, (now - started) * (total - done) / done
+            print(f"{title}: {done}/{total}, {left:.0f} s left", file=sys.stderr, flush=True)

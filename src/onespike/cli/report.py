@@ -1,15 +1,17 @@
-"""`onespike report`: a run as a page, or several runs side by side; and the stored report, read again."""
+"""`onespike report`, `serve` and `push`: a run as a page, or several; as a live page; and with a card on the Hub."""
 
 from __future__ import annotations
 
+import atexit
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, words
-from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
 from onespike.runtime.validated import read_sealed, understood
@@ -84,7 +86,7 @@ def report(
         records = []
         for each in runs:
             pair = pairs[each]
-            result = evaluate_pair(pair, items(each, pair), batch_size=batch_size, progress=progress)
+            result = evaluate_pair(pair, items(each, pair), batch_size=batch_size, progress=output.progress)
             records.append({**gather(each, pair, None), "evaluation": result.to_dict()})
     _compare(list(map(str, runs)), records, out or Path("onespike-compare"), energy)
     return "inspect", run
@@ -96,7 +98,7 @@ def report_pair(run: Path, pair: NetworkPair, items: Items | None, folder: Path,
     from onespike.reports.pages import write_report
     from onespike.reports.record import gather
 
-    record = gather(run, pair, items, batch_size=batch_size, progress=progress)
+    record = gather(run, pair, items, batch_size=batch_size, progress=output.progress)
     output.line(write_report(folder, [record]))
     if record["evaluation"] is not None:
         output.line()
@@ -147,3 +149,77 @@ def reported(run: Path) -> dict[str, Any]:
     if record is None or record["evaluation"] is None or record["version"] != VERSION:
         raise UsageError(f"{run}: no measured report. Give --data DIR, or: onespike report {run} --data DIR")
     return record
+
+
+@command(
+    "onespike serve run", "onespike serve run --address 8080 --device cuda", interrupted="the page is closed."
+)
+def serve(
+    run: Path, *, address: str = "127.0.0.1:8765", profile: str | None = None, device: str = "cpu"
+) -> Next:
+    """Open a page on which a run answers.
+
+    Drop an input on it to see both networks' answers, the spikes of every site, the energy, and
+    the effect of another λ. Only this machine can reach it. Ctrl-C ends it.
+    """
+    from onespike.energy.profiles import profile as prices_of
+    from onespike.reports.live import Session
+    from onespike.reports.server import HERE, LiveServer
+    from onespike.runs import load
+
+    host, _, number = address.rpartition(":")
+    host, port = host or "127.0.0.1", int(number) if number.isdecimal() else -1
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--address ends in a port from 0 to 65535, not {number}.")
+    pair = load(run, device=device)
+    with (
+        TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        LiveServer(Session(run, pair, prices_of(), folder), host, port) as server,
+    ):
+        if host not in HERE:
+            output.note("warning: other machines can reach this page, and nothing asks them who they are")
+        output.line(f"serving {run} at {server.url} (Ctrl-C ends it)")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            output.note("the page is closed")
+    if (
+        server.session.lock.locked()
+    ):  # torch computes in another thread, where the interpreter cannot end in order
+        atexit.register(os._exit, 0)
+    return "report", run
+
+
+@command(
+    "onespike push run OWNER/NAME --license apache-2.0",
+    "onespike push run --license mit",
+    interrupted="the card may have been written. Run the same command again.",
+)
+def push(
+    run: Path,
+    repository: str | None = None,
+    *,
+    license: str = "",
+    public: bool = False,
+) -> Next:
+    """Write a model card into a run and upload it to the Hub.
+
+    The card holds the figures of the run's report with their 95 % intervals, the energy table, the recipe and the citation.
+    `onespike.from_pretrained("OWNER/NAME")` loads the run again.
+    """
+    from onespike.reports.card import CARD, push_to_hub, write_card
+
+    if not license:
+        raise UsageError("a card names the license of the original network. Give it with --license NAME.")
+    measured = None
+    if (run / FOLDER / RECORD).exists():
+        measured = reported(run)["evaluation"]
+    else:
+        output.note("figures: none. Measure first: onespike report RUN --data DIR")
+    if repository is None:
+        write_card(run, license=license, evaluation=measured, repository=None)
+        output.line(f"card           {run / CARD}")
+    else:
+        address = push_to_hub(run, repository, license=license, evaluation=measured, private=not public)
+        output.line(f"uploaded to    {address}")
+    return "inspect", run

@@ -11,7 +11,6 @@ import typer
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, load_network
-from onespike.cli.progress import progress
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
 
@@ -106,7 +105,7 @@ def reproduce(
         if repeat is not None or seed is not None:
             number = 1 if repeat is None else repeat
             first, *draws = runs.draws(choose(), len(first), number, seed or 0, (second, measured))
-        options: Any = {"batch_size": batch_size, "progress": progress, "draws": draws}
+        options: Any = {"batch_size": batch_size, "progress": output.progress, "draws": draws}
         bench = Bench(loaded, first, second, measured, place, **options)
         rows, files = run_study(study, bench)
         columns, every = study.columns(rows), len(columns_of(rows))

@@ -1,4 +1,4 @@
-"""`onespike run`: the whole workflow in one command; a journal of finished stages lets it be resumed."""
+"""`onespike run`: the whole workflow in one command, resumed by a journal of finished stages; and `onespike demo`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from onespike.cli import output
 from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.convert import convert_and_show
-from onespike.cli.options import Word, load_network
-from onespike.errors import UsageError
-from onespike.recipe import Recipe
+from onespike.cli.options import Word, load_network, unused
+from onespike.errors import UsageError, unknown
+from onespike.recipe import Recipe, preset
 from onespike.runtime.atomic import refuse_existing, try_new_folder, write_atomically
 from onespike.runtime.validated import read_sealed, sealed
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from onespike.adapters import LoadedModel
     from onespike.runs import NetworkPair
 
+DEMOS = {
+    "classification": ("bundled:cifar10-vit", "bundled:cifar10", None, 100),
+    "segmentation": ("bundled:scenes", "bundled:scenes", 48, 20),
+}
+"""Network, images, how many of them calibrate, and batch size."""
 PLAN = "plan.json"
 TRIALS = 12
 """The trials of a search without labels, which needs few."""
@@ -33,6 +38,31 @@ class _Plan:
 
     request: dict[str, Any]
     done: tuple[str, ...]
+
+
+@command("onespike demo --out my-demo", "onespike demo segmentation")
+def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> Next:
+    """Convert a bundled network and measure it.
+
+    The network is a small vision transformer for CIFAR-10, or a small detector of clothes in composed scenes. Accuracy
+    and energy are printed, and a report is written into a folder.
+    """
+    from onespike import runs
+    from onespike.adapters import load_model
+    from onespike.cli import show
+    from onespike.cli.report import report_pair
+
+    if task not in DEMOS:
+        raise unknown("demo", task, DEMOS)
+    spec, images, count, batch_size = DEMOS[task]
+    calibration = runs.choose(f"{images}-calibration", count)
+    pair = runs.convert_network(load_model(spec), calibration, preset("sformer"), progress=output.progress)
+    items = runs.choose_labeled(pair.loaded, f"{images}-test")
+    show.network(pair)
+    show.sites(pair.snn)
+    output.line()
+    report_pair(out / "run", pair, items, out, batch_size)
+    return "convert", spec, "--calibrate", calibration.source, "--out", unused(out / "run")
 
 
 @command(
@@ -68,6 +98,7 @@ def run(
     resumes where it stopped.
     """
     from onespike import runs
+    from onespike.cli import show
     from onespike.cli.report import FOLDER, report_pair
     from onespike.cli.search import search_and_show
     from onespike.runs.searching import measurable
@@ -113,7 +144,7 @@ def run(
         "length": length, "limit": limit, "batch_size": batch_size, "device": device, "recipe": recipe.to_dict(),
     }  # fmt: skip
     _follow(folder, request, prepare, stages)
-    _summary(folder, recipe)
+    show.finished(folder, recipe)
     return "serve", folder
 
 
@@ -125,13 +156,13 @@ def _exports(folder: Path, formats: list[str]) -> dict[str, Stage]:
     """Return a stage per format; an unknown or missing format is refused before the work starts."""
     if not formats:
         return {}
-    from onespike.cli.export import exported
+    from onespike.cli import show
     from onespike.deploy.exports.base import prepare
     from onespike.runs.forms import export_pair
 
     def export(name: str, file: Path, pair: NetworkPair) -> NetworkPair:
         if not file.exists():  # else it ended right after this stage
-            exported(export_pair(pair, name, file))
+            show.exported(export_pair(pair, name, file))
         return pair
 
     names = {name: f"network{prepare(name, None)[0].suffix or f'-{name}'}" for name in formats}
@@ -192,32 +223,3 @@ def _follow(
             journal.unlink(missing_ok=True)
     write_atomically(finished, sealed({"request": asked, "done": done}))
     journal.unlink(missing_ok=True)
-
-
-def _summary(folder: Path, recipe: Recipe) -> None:
-    from onespike.cli.report import FOLDER, reported
-    from onespike.energy.columns import beside
-    from onespike.reports.tables import figure
-    from onespike.tasks import task_of
-    from onespike.tasks.intervals import spelled
-
-    record = reported(folder)
-    evaluation, column, calibration = record["evaluation"], record["energy"], record["calibration"]
-    head, ratio = task_of(evaluation).headline(evaluation), evaluation["energy"][column]
-    bounds = "" if head.bounds is None else f" ({spelled(head.bounds, 2)})"
-    output.line(
-        "",
-        f"done           {record['network']['spec']} by {recipe!r}",
-        f"calibrated on  {calibration['images']} {record.get('unit', 'images')} of {calibration['source']}",
-        f"measured on    {evaluation['images']} others of {record['data']['source']}",
-        f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}{bounds}",
-    )
-    if head.difference is not None:
-        paired = "" if head.paired is None else f" ({spelled(head.paired, 2, sign=True)})"
-        output.line(f"difference     {head.difference:+.2f}{paired}".replace("-", "−"))
-    energy = "–" if ratio is None else beside(column, ratio, evaluation["analog_share"])
-    output.line(
-        f"energy         {energy} ({column}, {evaluation['profile']})",
-        f"report         {folder / FOLDER / 'report.html'}",
-        *(f"exported       {file}" for file in sorted((folder / "export").glob("network*"))),
-    )

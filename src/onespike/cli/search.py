@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, held_out
-from onespike.cli.progress import progress
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
-    from onespike.scale_search import Search, Trial
+    from onespike.scale_search import Trial
 
 
 @command(
@@ -64,6 +62,7 @@ def search_and_show(
     run: Path, pair: NetworkPair, data: str, *, json_file: Path | None = None, **options: Any
 ) -> NetworkPair:
     """Search λ of a loaded run, write and print the result, and return the pair with the λ that is kept."""
+    from onespike.cli import show
     from onespike.runs.searching import search_run
 
     def report(trial: Trial, done: int, total: int) -> None:
@@ -71,46 +70,7 @@ def search_and_show(
         cost = "" if trial.energy is None else f", energy {trial.energy:.3f}"
         output.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
 
-    result, record, pair = search_run(run, pair, data, report=report, progress=progress, **options)
+    result, record, pair = search_run(run, pair, data, report=report, progress=output.progress, **options)
     output.figures(json_file, record)
-    _show(run, data, pair.loaded.task.objectives[record["objective"]].title, result, record)
+    show.searched(run, data, pair.loaded.task.objectives[record["objective"]].title, result, record)
     return pair
-
-
-def _show(run: Path, data: str, title: str, result: Search, record: dict[str, Any]) -> None:
-    """Print the front, the best λ, its cost, and the energy before and after, with a warning if it rises."""
-    from onespike.energy.columns import beside, of_what_spikes
-    from onespike.energy.profiles import profile
-    from onespike.reports.tables import figure
-    from onespike.runs.searching import FOLDER
-
-    best, column, spent = result.best, record["energy"], record["spent"]
-    analog, before, after, budget = (spent[name] for name in ("analog_share", "before", "after", "budget"))
-    cost = ""
-    if column is not None:
-        cells = []
-        for trial in result.front():
-            spiking = figure(of_what_spikes(column, trial.energy, analog), 3)
-            cells.append((f"{trial.scale:.4f}", f"{trial.value:.4g}", figure(trial.energy, 3), spiking))
-        output.rows(("λ", title, f"energy ({column})", "of what spikes"), cells)
-        if best.energy is not None:
-            cost = f", energy {beside(column, best.energy, analog)} ({column})"
-    output.line(
-        f"best λ    {best.scale:.4f}: {title} {best.value:.4g}{cost}",
-        f"cost      {record['forwards']} forward passes in {record['seconds']:.0f} s; evaluating the whole folder once "
-        f"takes {record['full_evaluation_forwards']}",
-        f"kept in   {run}; trials in {run / FOLDER}",
-    )
-    if before is None or after is None:  # neurons whose spikes have no count
-        return
-    limit = "" if budget is None else f"; the run's budget is {budget:g}"
-    output.line(
-        f"energy    {before:.3f} → {beside(spent['column'], after, analog)} ({spent['column']}, {profile().name}{limit})"
-    )
-    if after > 1.05 * (before if budget is None else min(before, budget)):
-        wanted = f"{before if budget is None else budget:.3g}"
-        words = ("search", str(run), "--data", data, "--budget", wanted, "--energy", spent["column"])
-        output.line(
-            f"warning   the λ that is kept spends {after / before:.2f} times the energy of before. "
-            f"To stay within it, as a ratio of all MACs: {shlex.join(['onespike', *words])}"
-        )

@@ -1,21 +1,41 @@
-"""Pairs of networks and evaluations, as several commands print them."""
+"""What commands print: networks and their sites, measured figures, findings, files."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from onespike.cli import WARNING, say
 from onespike.cli.output import line, rows
+from onespike.cli.report import FOLDER, reported
+from onespike.conversion.firing import is_spiking, named_neurons
 from onespike.conversion.network import table
+from onespike.deploy.exports import Exported
+from onespike.deploy.exports.base import report_of
+from onespike.deploy.exports.sheet import Sheet
+from onespike.diagnosis import Checkup, Finding
 from onespike.energy import columns
+from onespike.energy.profiles import DEFAULT, profile
+from onespike.evaluation.generation import Spent
 from onespike.evaluation.side_by_side import Evaluation
+from onespike.neurons import Neuron
+from onespike.recipe import Recipe
 from onespike.reports.tables import comparison, dearer, fairness, figure, minus
 from onespike.runs import NetworkPair
 from onespike.runs.forms import Row
+from onespike.runs.searching import FOLDER as SEARCHES
+from onespike.scale_search import Search
+from onespike.studies import ablate
 from onespike.tasks import compared as headlines
 from onespike.tasks import task_of
+from onespike.tasks.intervals import spelled
+
+BITS = 8
+"""The bits of a spike that chips with graded spikes have."""
 
 
 def network(pair: NetworkPair) -> None:
@@ -60,14 +80,6 @@ def spent(pair: NetworkPair) -> None:
         )
         if "analog_share" in energy and column in ratios:  # runs of earlier versions do not state it
             line(f"{'':15}{column} is {columns.beside(column, ratios[column], energy['analog_share'])}")
-
-
-def evaluated(pair: NetworkPair, result: Evaluation) -> None:
-    """Print a pair and its evaluation."""
-    network(pair)
-    sites(pair.snn)
-    line()
-    measured(result.to_dict(), result.steps, pair.loaded.published_top1)
 
 
 def measured(record: Mapping[str, Any], steps: int, published: float | None = None) -> None:
@@ -151,3 +163,186 @@ def ledger(result: Evaluation) -> None:
     headers = ("site", "MACs per image", f"{columns.PAPER} ratio", "spikes/neuron", "active %", "saturated %")
     line()
     rows(headers, cells)
+
+
+def searched(run: Path, data: str, title: str, result: Search, record: dict[str, Any]) -> None:
+    """Print the front, the best λ, its cost, and the energy before and after, with a warning if it rises."""
+    best, column, spent = result.best, record["energy"], record["spent"]
+    analog, before, after, budget = (spent[name] for name in ("analog_share", "before", "after", "budget"))
+    cost = ""
+    if column is not None:
+        cells = []
+        for trial in result.front():
+            spiking = figure(columns.of_what_spikes(column, trial.energy, analog), 3)
+            cells.append((f"{trial.scale:.4f}", f"{trial.value:.4g}", figure(trial.energy, 3), spiking))
+        rows(("λ", title, f"energy ({column})", "of what spikes"), cells)
+        if best.energy is not None:
+            cost = f", energy {columns.beside(column, best.energy, analog)} ({column})"
+    line(
+        f"best λ    {best.scale:.4f}: {title} {best.value:.4g}{cost}",
+        f"cost      {record['forwards']} forward passes in {record['seconds']:.0f} s; evaluating the whole folder once "
+        f"takes {record['full_evaluation_forwards']}",
+        f"kept in   {run}; trials in {run / SEARCHES}",
+    )
+    if before is None or after is None:  # neurons whose spikes have no count
+        return
+    limit = "" if budget is None else f"; the run's budget is {budget:g}"
+    line(
+        f"energy    {before:.3f} → {columns.beside(spent['column'], after, analog)} ({spent['column']}, {profile().name}{limit})"
+    )
+    if after > 1.05 * (before if budget is None else min(before, budget)):
+        wanted = f"{before if budget is None else budget:.3g}"
+        words = ("search", str(run), "--data", data, "--budget", wanted, "--energy", spent["column"])
+        line(
+            f"warning   the λ that is kept spends {after / before:.2f} times the energy of before. "
+            f"To stay within it, as a ratio of all MACs: {shlex.join(['onespike', *words])}"
+        )
+
+
+def ablated(measured: list[ablate.Row]) -> None:
+    """Print each pass of a run alone, left out, and all together."""
+    first, figures = measured[0].headline, measured[0].figures
+    more = {"KL, nats": [figure(row.figures["kl"], 4) for row in measured]} if "kl" in figures else {}
+    for column in columns.holdable():
+        more[column] = [figure(row.figures["energy"].get(column), 3) for row in measured]
+    rows(*comparison("passes", [row.what for row in measured], [row.headline for row in measured], more))
+    if first.original is not None:
+        line(f"original: {first.title} {first.original:.2f}")
+    line(
+        f"energy {columns.OF_ALL_MACS}, {100 * (1 - figures['analog_share']):.1f} % of which spike, "
+        f"at the prices of {figures.get('profile', DEFAULT)}"
+    )
+
+
+def examined(measured: Checkup, findings: list[Finding]) -> None:
+    """Print what the doctor measured, and what follows from it."""
+    head = measured.headline
+    stated = "" if measured.published is None else f" (published {measured.published:.2f} %)"
+    if head.original is None or head.spiking is None:
+        line("accuracy       no labels, so the divergence to the original stands for the loss")
+    else:
+        bounds = "" if head.bounds is None else f" ({spelled(head.bounds)})"
+        line(f"{head.title}: original {head.original:.2f}{stated}, spiking {head.spiking:.2f}{bounds}")
+    line(f"divergence     {measured.kl:.4f} nats on {measured.probe_images} images", "")
+    cells = []
+    for kind, kl in sorted(measured.kinds.items(), key=lambda item: item[1]):
+        less = round(100 * (1 - kl / (measured.kl or 1.0)))  # what rounds to nothing has no sign
+        cells.append((kind, f"{kl:.4f}", str(less).replace("-", "−")))
+    rows(("kind of site", "KL while it is analog", "less, %"), cells)
+    line()
+    if measured.scales:
+        cells = [(f"{r['scale']:g}", f"{r['kl']:.4f}", figure(r["energy"], 3)) for r in measured.scales]
+        rows(("λ", "KL", f"energy ({measured.energy})"), cells)
+        line()
+    for name, reason in measured.refused.items():
+        line(f"not measured   {name}: {reason}")
+    if not findings:
+        line("nothing worth doing: no remedy that was measured takes away a tenth of the loss")
+    for number, finding in enumerate(findings, 1):
+        share = "" if finding.share is None else f" (about {100 * finding.share:.0f} % of the loss)"
+        title = f"{number}. {'mistake' if finding.alarming else 'gain'}: {finding.title}{share}"
+        line(title, f"   {finding.evidence}", f"   try: {finding.command}")
+
+
+def finished(folder: Path, recipe: Recipe) -> None:
+    """Print the figures of a run's report."""
+    record = reported(folder)
+    evaluation, column, calibration = record["evaluation"], record["energy"], record["calibration"]
+    head, ratio = task_of(evaluation).headline(evaluation), evaluation["energy"][column]
+    bounds = "" if head.bounds is None else f" ({spelled(head.bounds, 2)})"
+    line(
+        "",
+        f"done           {record['network']['spec']} by {recipe!r}",
+        f"calibrated on  {calibration['images']} {record.get('unit', 'images')} of {calibration['source']}",
+        f"measured on    {evaluation['images']} others of {record['data']['source']}",
+        f"score          {head.title}: {figure(head.original)} → {figure(head.spiking)}{bounds}",
+    )
+    if head.difference is not None:
+        paired = "" if head.paired is None else f" ({spelled(head.paired, 2, sign=True)})"
+        line(f"difference     {minus(head)}{paired}")
+    energy = "–" if ratio is None else columns.beside(column, ratio, evaluation["analog_share"])
+    line(
+        f"energy         {energy} ({column}, {evaluation['profile']})",
+        f"report         {folder / FOLDER / 'report.html'}",
+        *(f"exported       {file}" for file in sorted((folder / "export").glob("network*"))),
+    )
+
+
+def exported(done: Exported) -> None:
+    """Print what was written, and the result of the comparison."""
+    compared, times, indent = done.comparison, done.milliseconds, " " * 14
+    origins = f", which go back to {compared.origins}" if compared.differ else ""
+    title = "written to" if times else "verified"
+    line(
+        f"{title:<15}{done.file} ({done.bytes / 1e6:.2f} MB, {done.format}, {done.form} form)",
+        f"run by         {done.runtime}, on {compared.inputs} inputs",
+        f"spike counts   {compared.counts} compared, {compared.differ} differ{origins}"
+        if compared.counts
+        else "spike counts   not compared: they have no names in this file",
+    )
+    for site, (counts, differ, largest) in list(compared.differing.items())[:5]:
+        line(f"{indent} {site}: {differ} of {counts}, by at most {largest}")
+    if len(compared.differing) > 5:
+        line(f"{indent} and at {len(compared.differing) - 5} more sites: see {report_of(done.file)}")
+    line(
+        f"answers        {compared.answers_differ} of {compared.inputs} differ; outputs differ by at most "
+        f"{compared.output_difference:.2g} of {compared.output_largest:.3g}",
+        *(f"note: {note}" for note in done.notes),
+    )
+    if times:
+        line(
+            f"milliseconds   {times['file']:.1f} for a batch of {done.batch} there, {times['onespike']:.1f} here"
+        )
+
+
+def written(prefill: Spent, decode: Spent, column: str) -> None:
+    """Print the cost per token of reading prompts and of writing."""
+    cells = []
+    for name, spent in (("prefill", prefill), ("decode", decode)):
+        if not (tokens := spent.tokens):
+            cells.append((name, "0", *"––––––"))
+            continue
+        each, original = spent.energy_pj / tokens / 1e6, spent.original_pj / tokens / 1e6
+        spiking = columns.of_what_spikes(column, each / original, 1 - spent.spiking_pj / spent.original_pj)
+        energies = f"{each:.4g}", f"{original:.4g}", f"{each / original:.3f}", figure(spiking, 3)
+        spikes, speed = f"{spent.spikes / tokens:,.0f}", f"{tokens / spent.seconds:.1f}"
+        cells.append((name, str(tokens), spikes, *energies, speed))
+    energies = "µJ/token", "original µJ/token", f"ratio ({column})", "of what spikes"
+    rows(("", "tokens", "spikes/token", *energies, "tokens/s"), cells, left=(0,))
+    prices = f"ratio {columns.OF_ALL_MACS}; prices of {profile().name}"
+    line(f"{prices}; tokens/s with counting, which takes most time")
+
+
+def hardware(sheet: Sheet) -> None:
+    """Print the sheet of a run's integer form."""
+    names = {
+        "decides by": "decides", "payload bits": "payload_bits", "weight bytes": "weight_bytes",
+        "threshold bytes": "threshold_bytes", "state bytes": "state_bytes", "sum bits": "accumulator_bits",
+        "measured": "measured_bits", "spikes per input": "events", "at most": "most_events", "bytes sent": "traffic_bytes",
+    }  # fmt: skip
+    every = [(row.site, vars(row)) for row in sheet.sites] + [("all", sheet.totals)]
+    cells = [(site, *(values.get(name, "") for name in names.values())) for site, values in every]
+    whole = [[f"{cell:.0f}" if isinstance(cell, float) else cell for cell in row] for row in cells]
+    rows(("site", *names), whole, left=(0, 1))
+    line()
+    listed = [(row.layer or "(network)", row.name, row.number, row.width) for row in sheet.operations]
+    rows(("layer", "operation that is no spike", "per input", "width"), listed, left=(0, 1, 3))
+    floats = ", ".join(f"{row.layer} ({row.number} multiplications)" for row in sheet.floats)
+    line("", f"products in floats: {floats or 'none'}")
+
+
+def chips(pair: NetworkPair) -> None:
+    """Warn of spikes that few chips can carry, or that cost more than the products they replace."""
+    reasons, remedies = list[str](), ["--preset chip"]
+    counts = pair.thresholds.provenance.get("energy", {}).get("ratios", {}).get("counts", 0.0)
+    neurons = (place for _, place in named_neurons(pair.snn) if is_spiking(place))
+    largest = max((neuron.code().largest for neuron in neurons if isinstance(neuron, Neuron)), default=0)
+    if counts > 1:
+        reasons.append(f"they add {counts:.2f} times per MAC of the original (counts)")
+        remedies += ["--energy counts --budget 0.1"] if pair.recipe.passes else []
+    if largest >= 2**BITS:
+        reasons.append(f"the largest level, {largest}, has {largest.bit_length()} bits")
+        remedies.append(f"--set payload_bits={BITS}")
+    if reasons:
+        advice = f"these spikes are not for chips: {' and '.join(reasons)}. Take {', or '.join(remedies)}."
+        say(f"{pair.loaded.spec}: {advice}", start=WARNING)
