@@ -1,13 +1,106 @@
-"""`onespike inspect`: the contents of a run."""
+"""`onespike list`, `inspect` and `export`: names, what a run holds, and a run as a file for another runtime."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import onespike
 from onespike.cli import output
 from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, try_json, unused
+from onespike.errors import LoadError, UsageError, unknown
+from onespike.presets import PRESETS
+from onespike.recipe import FIELDS, Recipe, words_of
+from onespike.runtime.atomic import try_new_folder
+from onespike.sources import SOURCES
+
+FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
+TRY = {
+    "fields": ("--preset", "sformer", "--set", "percentile=2"),
+    "neurons": ("--preset", "sformer", "--set", "neuron=mtn"),
+    "passes": ("--passes", "nearest,allocate"),
+    "presets": ("--preset", "best"),
+}
+
+
+@command("onespike list presets", "onespike list models vit_tiny", name="list", needs="onespike.recipe")
+def list_names(what: str, contains: str = "") -> Next:
+    """List presets, models, passes and other names."""
+    if what not in LISTS:
+        raise unknown("list", what, LISTS)
+    listed = [(name, about) for name, about in LISTS[what]() if contains in name]
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, about in listed:
+        output.line(f"{name:<{width}} {about}".rstrip())
+    return (*FIRST, *TRY.get(what, ()), "--out", unused(Path("run")))
+
+
+def _models() -> Iterator[tuple[str, str]]:
+    for kind, form in SOURCES.items():
+        adapter = import_module(f"onespike.adapters.{kind}")
+        try:
+            names = adapter.names() if hasattr(adapter, "names") else [form]
+        except LoadError as error:  # a library that is not installed
+            output.note(f"note: {error}")
+            continue
+        yield from ((f"{kind}:{name}", "") for name in names)
+
+
+def _documented(registry: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the names of a registry with the first lines of their documentation."""
+    return ((name, (entry.__doc__ or "").strip().splitlines()[0]) for name, entry in registry.items())
+
+
+def _fields() -> Iterator[tuple[str, str]]:
+    for field in dataclasses.fields(Recipe):
+        option = FIELDS[field.name]
+        name = f"--{field.name.replace('_', '-')}" if option.usual else f"--set {field.name}="
+        kind = option.metavar or "|".join(option.choices)
+        more = " May be repeated." if option.repeated else ""
+        yield name, f"{kind and kind + ': '}{option.help}{more} Default: {field.default!r}."
+
+
+def _presets() -> Iterator[tuple[str, str]]:
+    """Yield what each preset is, its measured cost and loss, and its settings as options.
+
+    `sformer` shows the settings that all others start from. The usual presets come first.
+    """
+    start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
+    for name, preset in PRESETS.items():
+        settings = shlex.join(words_of(preset.settings or start))
+        measured = f"{preset.measured} ({preset.page})" if preset.page else "Not measured here."
+        yield name, f"{preset.about}\n  {measured}\n  {settings}"
+
+
+def _formats() -> Iterator[tuple[str, str]]:
+    from onespike.deploy.exports import FORMATS
+
+    for name, format in FORMATS.items():
+        forms = " and ".join("integer" if form else "float" for form in format.forms)
+        yield name, f"{format.about} ({forms} form)"
+
+
+def _profiles() -> Iterator[tuple[str, str]]:
+    from onespike.energy.profiles import names, profile
+
+    return ((name, profile(name).source) for name in names())
+
+
+LISTS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
+    "columns": lambda: onespike.energy.columns.meanings().items(),
+    "fields": _fields,
+    "formats": _formats,
+    "models": _models,
+    "profiles": _profiles,
+    "neurons": lambda: _documented(onespike.NEURONS),
+    "passes": lambda: _documented({name: one.run for name, one in onespike.passes.PASSES.items()}),
+    "presets": _presets,
+}
 
 
 @command(
@@ -56,3 +149,53 @@ def inspect(
     listed = show.sites(pair.snn)
     output.rows(("site", "what stands there"), [(row["site"], row["neuron"]) for row in listed], left=(0, 1))
     return "report", run
+
+
+@command(
+    "onespike export run --format onnx --out network.onnx --data imagenet/val",
+    "onespike export run --format onnx --integer --out network-int8.onnx",
+    "onespike export run --format integers --golden 16 --out network",
+    "onespike export run --verify network.onnx --data imagenet/val",
+    "onespike export --verify network",
+    out=Word("FILE", "The new file (or folder).", None, try_new_folder),
+    data=Word("DIR", "Inputs to compare on; the run's calibration inputs if not given."),
+    limit=Word("N", "How many of them."),
+)
+def export(
+    run: Path | None = None,
+    *,
+    format: str | None = None,
+    out: Path | None = None,
+    data: str | None = None,
+    limit: int = 16,
+    integer: bool = False,
+    golden: int | None = None,
+    verify: Path | None = None,
+    batch_size: int = 4,
+) -> Next:
+    """Write a run for another runtime, and compare every spike there.
+
+    The file is read back by its runtime, run on real inputs, and compared with the network: spikes of
+    every site and answers. Differences are printed and written beside it, as FILE.verified.json. With --verify an
+    existing file is compared again: with a run, or without one by the golden spikes that it holds.
+    """
+    from onespike import runs
+    from onespike.cli import show
+    from onespike.deploy.exports.base import prepare
+    from onespike.runs.forms import export_pair, verify_pair
+
+    each: Any = {"data": data, "limit": limit, "batch_size": batch_size}
+    if verify is not None:
+        if format is not None or out is not None:
+            raise UsageError("--verify checks a file that exists. Leave --format and --out out.")
+        show.exported(verify_pair(None if run is None else runs.load(run), verify, **each))
+        return "list", "formats"
+    if run is None or format is None or out is None:
+        raise UsageError(
+            "what to write is missing. Give RUN, --format NAME and --out FILE, or --verify FILE."
+        )
+    form = True if integer else None  # some formats are always on integers
+    prepare(format, form, out)  # an impossible format is refused before anything is loaded
+    pair = runs.load(run)
+    show.exported(export_pair(pair, format, out, integer=form, golden=golden, **each))
+    return ("evaluate", run, "--data", data, "--format", "all") if data else ("list", "formats")

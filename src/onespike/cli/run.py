@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from onespike.cli import output
 from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.convert import convert_and_show
+from onespike.cli.measure import search_and_show
 from onespike.cli.options import Word, load_network, unused
+from onespike.cli.report import FOLDER, report_pair
 from onespike.errors import UsageError, unknown
 from onespike.recipe import Recipe, preset
 from onespike.runtime.atomic import refuse_existing, try_new_folder, write_atomically
@@ -50,7 +52,6 @@ def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> 
     from onespike import runs
     from onespike.adapters import load_model
     from onespike.cli import show
-    from onespike.cli.report import report_pair
 
     if task not in DEMOS:
         raise unknown("demo", task, DEMOS)
@@ -99,8 +100,6 @@ def run(
     """
     from onespike import runs
     from onespike.cli import show
-    from onespike.cli.report import FOLDER, report_pair
-    from onespike.cli.search import search_and_show
     from onespike.runs.searching import measurable
 
     if processes_of().count > 1:
