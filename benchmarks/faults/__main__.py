@@ -155,8 +155,8 @@ def _warm(work: Path, options: argparse.Namespace) -> None:
     import onespike.deploy.exports
     import onespike.deploy.integer
     import onespike.diagnosis
+    import onespike.reports.live
     import onespike.reports.record
-    import onespike.reports.server
     import onespike.runs.searching  # noqa: F401
 
     place = work / "stage"

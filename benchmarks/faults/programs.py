@@ -97,7 +97,7 @@ def follow() -> None:
 def serve() -> None:
     """`serve RUN …`, one request as soon as it listens, its answer in out.json, and Ctrl-C."""
     from onespike.cli import main
-    from onespike.reports.server import LiveServer
+    from onespike.reports.live import LiveServer
 
     def visit(server: LiveServer) -> None:
         try:

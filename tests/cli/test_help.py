@@ -10,8 +10,8 @@ import pytest
 import typer.testing
 
 import onespike
-from onespike.cli import renamed
 from onespike.cli.app import app
+from onespike.cli.options import EARLIER_COMMANDS
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
 
@@ -52,9 +52,9 @@ def test_there_are_few_words_to_learn():
     assert len(COMMANDS) <= 14 and len(options) <= 50, sorted(options)
 
 
-@pytest.mark.parametrize("word", renamed.COMMANDS)
+@pytest.mark.parametrize("word", EARLIER_COMMANDS)
 def test_commands_of_earlier_versions_name_their_successor(cli, word):
-    assert cli(word, "run").message() == f"`onespike {word}` is now: {renamed.COMMANDS[word]}"
+    assert cli(word, "run").message() == f"`onespike {word}` is now: {EARLIER_COMMANDS[word]}"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_listed_neuron_is_converted_with(cli, tmp_path, monkeypatch):
 
 
 def test_the_live_page_ends_by_ctrl_c(cli, vit_run, monkeypatch):
-    from onespike.reports.server import LiveServer
+    from onespike.reports.live import LiveServer
 
     def interrupted(self):
         raise KeyboardInterrupt

@@ -150,7 +150,7 @@ def small(patch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import HfApi
 
     from onespike.reports import record
-    from onespike.reports.server import LiveServer
+    from onespike.reports.live import LiveServer
 
     def interrupted(server: Any) -> None:
         raise KeyboardInterrupt

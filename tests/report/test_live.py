@@ -22,8 +22,7 @@ from onespike import runs
 from onespike.adapters import load_model
 from onespike.errors import OnespikeError
 from onespike.recipe import preset
-from onespike.reports.live import Session
-from onespike.reports.server import LARGEST, LiveServer
+from onespike.reports.live import LARGEST, LiveServer, Session
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,16 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
-from onespike.cli import WARNING, interruptible, loading, output, refuse, renamed, say
-from onespike.cli.options import OPTIONS, RECIPE_OPTIONS, Word, recipe_of, typed
+from onespike.cli import WARNING, interruptible, loading, output, refuse, say
+from onespike.cli.options import (
+    EARLIER_COMMANDS,
+    OPTIONS,
+    RECIPE_OPTIONS,
+    Word,
+    recipe_of,
+    spelled_now,
+    typed,
+)
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import FIELDS, Recipe
 from onespike.runtime.processes import launched
@@ -84,8 +92,8 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from error
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in renamed.COMMANDS:
-            raise UsageError(f"`onespike {cmd_name}` is now: {renamed.COMMANDS[cmd_name]}")
+        if cmd_name in EARLIER_COMMANDS:
+            raise UsageError(f"`onespike {cmd_name}` is now: {EARLIER_COMMANDS[cmd_name]}")
         return super().get_command(ctx, cmd_name)
 
 
@@ -95,7 +103,7 @@ class Page(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         existing = {option for param in self.params for option in param.opts}
         for word in args:
-            if message := renamed.spelled_now(word, existing):
+            if message := spelled_now(word, existing):
                 raise UsageError(message)
         return super().parse_args(ctx, args)
 

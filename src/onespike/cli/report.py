@@ -163,8 +163,7 @@ def serve(
     the effect of another λ. Only this machine can reach it. Ctrl-C ends it.
     """
     from onespike.energy.profiles import profile as prices_of
-    from onespike.reports.live import Session
-    from onespike.reports.server import HERE, LiveServer
+    from onespike.reports.live import HERE, LiveServer, Session
     from onespike.runs import load
 
     host, _, number = address.rpartition(":")

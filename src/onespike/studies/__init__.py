@@ -1,1 +1,1 @@
-"""Studies: the paper measured again, its theorems, ablations and the demo."""
+"""Studies: the paper measured again, its theorems, ablations."""
