@@ -66,11 +66,6 @@ def test_search_finds_the_best_precision_of_masks(figures, run):
     assert runs.evaluate_pair(pair, items).to_dict()["snn"]["segm"]["AP"] == record["best"]["value"]
 
 
-def test_what_a_detector_is_not_searched_by(refused):
-    message = "unknown objective 'top1'. Known: ap, kl."
-    refused(f"search {{scenes}} --data {SCENES} --objective top1", message)
-
-
 def test_a_search_by_divergence_needs_no_annotations(cli, run, tmp_path):
     for index in range(3):
         noise(tmp_path / "images" / f"{index}.png", index, 64)

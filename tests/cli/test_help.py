@@ -57,18 +57,6 @@ def test_commands_of_earlier_versions_name_their_successor(cli, word):
     assert cli(word, "run").message() == f"`onespike {word}` is now: {EARLIER_COMMANDS[word]}"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("convert MODEL --percentile 2", "--percentile is now --set percentile=…. See: onespike list fields"),
-        ("convert MODEL --pretrained", "--pretrained is now --weights pretrained."),
-        ("search RUN --per-site=kind", "--per-site is now the pass allocate: onespike convert …"),
-    ],
-)
-def test_options_of_earlier_versions_name_their_successor(cli, words, message):
-    assert cli(words).message().startswith(message)
-
-
 def test_the_version(cli):
     shown = cli("--version")
     assert (shown.code, shown.out, shown.err) == (0, f"onespike {onespike.__version__}\n", "")

@@ -112,20 +112,6 @@ def test_files_that_are_no_recipe(cli, tmp_path, text):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_and_a_preset_are_two_starts(cli, tmp_path):
-    words = ("convert", VIT, "--calibrate", CALIBRATION, "--out", tmp_path / "run")
-    missing = tmp_path / "recipe.yaml"
-    assert cli(*words, "--recipe", missing).message() == (
-        f"{missing}: the recipe cannot be read (No such file or directory). Give a YAML or JSON file."
-    )
-    assert cli(*words, "--recipe", missing, "--preset", "best").message() == (
-        "--preset and --recipe both say where the recipe starts. Give one of them."
-    )
-    assert cli(*words, "--set", "factors=a").message() == (
-        "'a' is not a glob with its numbers. Write for example '*.fc1:*=0.5'."
-    )
-
-
 def test_a_recipe_goes_out_of_a_run_and_into_the_next(cli, tmp_path):
     words = ("convert", VIT, "--calibrate", CALIBRATION, "--limit", 2)
     changes = ("--scale", 0.3, "--set", "exclude=head:*")

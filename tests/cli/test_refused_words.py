@@ -41,6 +41,13 @@ REFUSED = {
     "--weights {tmp_path}/w.pth": "{tmp_path}/w.pth: no such checkpoint file. Check the path given to --weights.",
     "--preprocess mean=0.5": "a normalization is three means and three positive deviations…",
     "--preprocess crop=much": "--preprocess crop takes numbers, not 'much'. Write --preprocess crop=224.",
+    "--set factors=a": "'a' is not a glob with its numbers. Write for example '*.fc1:*=0.5'.",
+    "--recipe {tmp_path}/none": "--preset and --recipe both say where the recipe starts. Give one of them.",
+    "convert {VIT} --calibrate {CALIBRATION} --out {tmp_path}/run --recipe {tmp_path}/none":
+        "{tmp_path}/none: the recipe cannot be read (No such file or directory). Give a YAML or JSON file.",
+    "--percentile 2": "--percentile is now --set percentile=…. See: onespike list fields",
+    "--pretrained": "--pretrained is now --weights pretrained.",
+    "search {vit_run} --per-site=kind": "--per-site is now the pass allocate: onespike convert …",
     "--preprocess blur=1": "unknown preprocessing 'blur'. Known: crop, mean, resize, std.",
     "convert timm:test_vit --weights random --calibrate {images} --set placement=activation --preset sformer --out {tmp_path}/run":
         "…Use --set placement=synapse.",
@@ -66,6 +73,7 @@ REFUSED = {
     "doctor {vit_run} --data {TEST} --images 1": "the doctor needs at least 2 images, not 1. Try --images 64.",
     "doctor {vit_run} --data {TEST} --budget 0.2": "--budget and --energy are of the rows of --passes. Give it, too.",
     f"{SEARCH} --objective loss": "unknown objective 'loss'. Known: agreement, kl, top1.",
+    "search {detector_run} --data bundled:scenes-calibration --objective top1": "unknown objective 'top1'. Known: ap, kl.",
     f"{SEARCH} --energy joule": f"unknown energy column 'joule'. Known: {', '.join(sorted(searchable()))}.",
     "generate {vit_run} a": "generate: this network classifies, and writes no text.…",
     "generate {text_run} 'the cat' --length 30": "…the network's context of 32 is full…",
@@ -89,6 +97,8 @@ REFUSED = {
         "table-detection is about detection, and bundled:cifar10-vit is not. Give another --model.",
     "reproduce table-detection --calibrate bundled:scenes-calibration --out {tmp_path}": "…Leave --calibrate out…",
     "run {VIT} --data {TEST} --images 0": "--images must be at least 1, not 0.",
+    **{f"run {{VIT}} --data {{TEST}} --limit 6 --images 4 --out '{place}'": f"{place or '.'} exists. Choose another name or remove it."
+       for place in (".", "/", "")},
     "run {VIT} --data nowhere --out {tmp_path}/run": "nowhere…",
     "run {VIT} --data {TEST} --format onxx --out {tmp_path}/run": "unknown format 'onxx'…",
 }  # fmt: skip

@@ -89,13 +89,6 @@ def test_it_goes_on_where_it_was_stopped(cli, tmp_path, monkeypatch, stopped):
     assert cli(*words).err.count("(done before)") == 2
 
 
-@pytest.mark.parametrize("place", [".", "/", ""])
-def test_places_without_a_name(cli, tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
-    message = f"{place or '.'} exists. Choose another name or remove it."
-    assert cli(*SMALL, "--out", place).message() == message
-
-
 def test_what_was_refused_leaves_no_plan_behind(cli, tmp_path, monkeypatch):
     """Else the same command with its mistake mended would meet a run with other options."""
     monkeypatch.chdir(tmp_path)

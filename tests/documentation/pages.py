@@ -10,11 +10,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELLS = ("", "sh", "bash")
-COMMAND = re.compile(r"(onespike|make|python benchmarks/\S+|accelerate) \S")
+COMMAND = re.compile(r"(?:onespike|make|python benchmarks/\S+|accelerate) \S")
 
 
 class Block(NamedTuple):
-    """What stands between two fences; indented lines are a block without a language."""
+    """What stands between two fences; an indented command is a block without a language."""
 
     language: str
     text: str
@@ -22,27 +22,17 @@ class Block(NamedTuple):
 
 def parts(text: str) -> Iterator[Block | str]:
     """Blocks and the prose between them."""
-    prose: list[str] = []
-    fenced: list[str] | None = None
-    language = ""
-    for line in text.splitlines():
-        if line.startswith("```"):
-            if fenced is None:
-                yield "\n".join(prose)
-                prose, fenced, language = [], [], line[3:].strip()
-            else:
-                yield Block(language, "\n".join(fenced) + "\n")
-                fenced = None
-        elif fenced is not None:
-            fenced.append(line)
-        elif line.startswith("    ") and COMMAND.match(line.strip()):
-            yield "\n".join(prose)
-            prose = []
-            yield Block("", line.strip() + "\n")
-        else:
-            prose.append(line)
-    assert fenced is None, "a fence is not closed"
-    yield "\n".join(prose)
+    prose, *blocks = re.split(r"^```(.*)\n((?s:.*?))^```$", text, flags=re.MULTILINE)
+    yield from _prose(prose)
+    for language, block, prose in zip(blocks[::3], blocks[1::3], blocks[2::3], strict=True):
+        yield Block(language.strip(), block)
+        yield from _prose(prose)
+
+
+def _prose(text: str) -> Iterator[Block | str]:
+    pieces = re.split(rf"^    ({COMMAND.pattern}.*)$", text, flags=re.MULTILINE)
+    for number, piece in enumerate(pieces):
+        yield Block("", piece + "\n") if number % 2 else piece
 
 
 class Command(NamedTuple):
