@@ -279,7 +279,6 @@ def command(
 
         parameters = list(typed(declared, differences))
         run.__doc__ = function.__doc__
-        run.__name__ = function.__name__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         app.command(word, cls=Page, epilog="\b\n" + "\n".join(lines))(run)

@@ -185,19 +185,19 @@ def typed(
 
     A parameter `recipe` of type Recipe becomes the options of a recipe.
     """
+    keyword = inspect.Parameter.KEYWORD_ONLY
     for name, parameter in parameters.items():
         if parameter.annotation is Recipe:
             kinds: Any = {"changes": list[str] | None, "file": Path | None}
             for field, word in RECIPE_OPTIONS.items():
-                kind = kinds.get(field, str | None)
-                option = inspect.Parameter(field, parameter.KEYWORD_ONLY, default=None, annotation=kind)
-                yield _annotated(option, _option(field, word))
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            yield _annotated(parameter, _option(name, differences.get(name) or OPTIONS[name]))
+                kind: Any = Annotated[kinds.get(field, str | None), _option(field, word)]
+                yield inspect.Parameter(field, keyword, default=None, annotation=kind)
+            continue
+        if parameter.kind is keyword:
+            info = _option(name, differences.get(name) or OPTIONS[name])
         else:
-            word = ARGUMENTS[name]
-            argument = typer.Argument(metavar=word.metavar, help=word.help)
-            yield _annotated(parameter, argument).replace(kind=parameter.KEYWORD_ONLY)
+            info = typer.Argument(metavar=ARGUMENTS[name].metavar, help=ARGUMENTS[name].help)
+        yield parameter.replace(kind=keyword, annotation=Annotated[parameter.annotation, info])
 
 
 def _option(name: str, word: Word) -> Any:
@@ -213,11 +213,6 @@ def _option(name: str, word: Word) -> Any:
         rich_help_panel=word.panel,
         callback=callback if word.attempt else None,
     )
-
-
-def _annotated(parameter: inspect.Parameter, info: Any) -> inspect.Parameter:
-    kind: Any = parameter.annotation
-    return parameter.replace(annotation=Annotated[kind, info])
 
 
 def recipe_of(changes: list[str] | None = None, file: Path | None = None, **texts: str | None) -> Recipe:

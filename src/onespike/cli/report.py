@@ -84,8 +84,7 @@ def report(
                 tasks = f"the task of {run} is {task}, that of {each} is {other}"
                 raise UsageError(f"report: {tasks}. Compare runs of one task at a time.")
         records = []
-        for each in runs:
-            pair = pairs[each]
+        for each, pair in ((each, pairs[each]) for each in runs):
             result = evaluate_pair(pair, items(each, pair), batch_size=batch_size, progress=output.progress)
             records.append({**gather(each, pair, None), "evaluation": result.to_dict()})
     _compare(list(map(str, runs)), records, out or Path("onespike-compare"), energy)

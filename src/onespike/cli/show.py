@@ -96,7 +96,13 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
         line()
         rows(summary.details.headers, summary.details.texts())
     line()
-    _energy(record)
+    alive = 1 - (1 if record["dead_share"] is None else record["dead_share"])
+    body = []
+    for column, ratio in record["energy"].items():
+        without = ratio / alive if ratio is not None and alive else None
+        figures = ratio, columns.of_what_spikes(column, ratio, record["analog_share"]), without
+        body.append((column, *(figure(value, 3) for value in figures), columns.meanings()[column]))
+    rows(("energy", "ratio", "of what spikes", "without dead work", "meaning"), body, left=(0, 4))
     line(columns.DEFINITION, fairness(record))
     if warning := dearer(record):
         line(f"warning: {warning}")
@@ -106,17 +112,6 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
         read = {name: record["energy"].get(name) for name in columns.READINGS}
         ratios = [f"{name} {ratio * original:.4g} µJ" for name, ratio in read.items() if ratio is not None]
         line(f"energy per {each}: original {original:.4g} µJ; {', '.join(ratios)}")
-
-
-def _energy(record: Mapping[str, Any]) -> None:
-    """Print the ratio of each column, also against an original without its dead work."""
-    alive = 1 - (1 if record["dead_share"] is None else record["dead_share"])
-    body = []
-    for column, ratio in record["energy"].items():
-        without = ratio / alive if ratio is not None and alive else None
-        ratios = ratio, columns.of_what_spikes(column, ratio, record["analog_share"]), without
-        body.append((column, *(figure(value, 3) for value in ratios), columns.meanings()[column]))
-    rows(("energy", "ratio", "of what spikes", "without dead work", "meaning"), body, left=(0, 4))
 
 
 def compared(networks: list[dict[str, Any]], profile: str) -> None:

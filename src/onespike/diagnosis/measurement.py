@@ -131,11 +131,11 @@ def checkup(
 
 
 def _sites(pair: NetworkPair, survey: Survey) -> dict[str, dict[str, Any]]:
-    counted = {str(site): row for site, row in survey.sites.items()}
+    saturated = {row["site"]: row["saturated share"] for row in survey.table()}
     return {
         name: {
             **{field: value for field, value in row.to_dict().items() if field != "histogram"},
-            "saturated": counted[name].saturated / max(counted[name].elements, 1),
+            "saturated": saturated[name],
             "calibrated_largest": pair.thresholds[name].largest,
         }
         for name, row in survey.details.items()

@@ -15,7 +15,7 @@ from onespike.errors import DataError
 from onespike.neurons import Scale, ScaleFire
 from onespike.recipe import Recipe, preset
 from onespike.runtime.forward import evaluating
-from onespike.sites import Operand, Site, Visitor, visiting
+from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.tracer import Tracer
 from onespike.studies.reproduce.bench import SPREAD, Bench
 from onespike.studies.reproduce.study import Row, curves, study
@@ -107,26 +107,22 @@ def equivalence(bench: Bench) -> list[Row]:
     return rows
 
 
-class _Stopwatch(Visitor):
-    """A visitor that adds up the time spent in neurons."""
-
-    seconds = 0.0
-
-    def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        started = time.perf_counter()
-        value = operand.value(x)
-        self.seconds += time.perf_counter() - started
-        return value
-
-
 def timed(bench: Bench, recipe: Recipe, x: Tensor) -> dict[str, float]:
     """Return the milliseconds per input in neurons and in everything else, the best of several forwards."""
     snn, times = bench.converted(recipe), []
     for _ in range(REPEATS):
-        watch, started = _Stopwatch(), time.perf_counter()
-        with evaluating(snn), visiting(snn, watch):
+        in_neurons: list[float] = []
+
+        def clock(operand: Operand, x: Tensor, seconds: list[float] = in_neurons) -> Tensor:
+            started = time.perf_counter()
+            value = operand.value(x)
+            seconds.append(time.perf_counter() - started)
+            return value
+
+        with evaluating(snn), visiting(snn, Visit(clock)):
+            started = time.perf_counter()
             snn(x)
-        times.append((time.perf_counter() - started, watch.seconds))
+            times.append((time.perf_counter() - started, sum(in_neurons)))
     whole, neurons = min(times)
     return {"neuron": 1e3 * neurons / len(x), "rest": 1e3 * (whole - neurons) / len(x)}
 
@@ -187,7 +183,12 @@ def distributions(bench: Bench) -> list[Row]:
         x = bench.batch(bench.test, IMAGES)
         with evaluating(bench.ann):
             Tracer(bench.ann, observe).run(x)
-        rows = [row for stage, site in chosen.items() for row in _histogram(stage, site, values[site])]
+        rows: list[Row] = []
+        for stage, site in chosen.items():
+            counts, edges = torch.histogram(values[site], BINS)
+            middles, shares = (edges[1:] + edges[:-1]) / 2, counts / len(values[site])
+            for value, share in zip(middles.tolist(), shares.tolist(), strict=True):
+                rows.append({"stage": stage, "site": site, "scale": None, "value": value, "share": share})
         site = chosen["pre-QKV"]
         x, threshold = values[site], bench.calibrated(preset("sformer"))[site]
         for scale in HISTOGRAM_SCALES:
@@ -199,11 +200,3 @@ def distributions(bench: Bench) -> list[Row]:
         return {"rows": rows}
 
     return list(bench.once("distributions", gather)["rows"])
-
-
-def _histogram(stage: str, site: str, values: Tensor) -> list[Row]:
-    counts, edges = torch.histogram(values, BINS)
-    middles, shares = (edges[1:] + edges[:-1]) / 2, counts / len(values)
-    case = {"stage": stage, "site": site, "scale": None}
-    pairs = zip(middles.tolist(), shares.tolist(), strict=True)
-    return [{**case, "value": value, "share": share} for value, share in pairs]
