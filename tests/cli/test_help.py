@@ -1,4 +1,4 @@
-"""Help that fits a terminal and ends with an example to copy."""
+"""Help that fits a terminal and ends with an example to copy; lists of names."""
 
 from __future__ import annotations
 
@@ -55,6 +55,29 @@ def test_there_are_few_words_to_learn():
 @pytest.mark.parametrize("word", EARLIER_COMMANDS)
 def test_commands_of_earlier_versions_name_their_successor(cli, word):
     assert cli(word, "run").message() == f"`onespike {word}` is now: {EARLIER_COMMANDS[word]}"
+
+
+def test_lists(cli):
+    networks = cli("list", "models", "cifar10")
+    assert networks.out.splitlines() == ["bundled:cifar10-resnet18", "bundled:cifar10-vit"]
+    every = cli("list", "models").out.splitlines()
+    assert {"timm:test_vit", "torchvision:resnet18", "transformers:ID-OR-DIR"} <= set(every)
+    assert [line.split()[0] for line in cli("list", "neurons", "dual").out.splitlines()] == [
+        "dual-if",
+        "dual-mtn",
+    ]
+    assert "\n--set percentile=" in cli("list", "fields").out
+
+
+def test_a_library_that_is_absent_does_not_hide_the_others(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    listed = cli("list", "models", "resnet18").good()
+    assert {"timm:resnet18", "bundled:cifar10-resnet18"} <= set(listed.out.splitlines())
+    assert listed.err == (
+        "note: the list of torchvision models: it needs torchvision. "
+        "Install it with: pip install 'onespike[torchvision]'\n"
+        "next: onespike convert bundled:cifar10-vit --calibrate bundled:cifar10-calibration --out run\n"
+    )
 
 
 def test_the_version(cli):

@@ -1,4 +1,4 @@
-"""`onespike reproduce` as it is typed."""
+"""`onespike reproduce` as it is typed, theorems included."""
 
 from __future__ import annotations
 
@@ -37,3 +37,21 @@ def test_ctrl_c_says_that_finished_rows_are_kept(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(Bench, "measure", interrupt)
     message = cli("reproduce", "table-percentile", "--limit", 4, "--out", tmp_path).message()
     assert message == "interrupted, finished rows are kept. Run the same command again to go on."
+
+
+def test_theorems_and_the_neurons_of_a_run(cli, vit_run):
+    alone = cli("reproduce", "theorems", "--trials", 2).good()
+    names = [line.split("  ")[0] for line in alone.out.splitlines()]
+    assert names == ["claim", "eq. 5", "theorem 1", "theorem 2", "theorem 3"]
+    examined = cli("doctor", vit_run, "--data", TEST, "--limit", 4).good()
+    assert "51 of 51 neurons reached\nsilent: none\n" in examined.out
+
+
+def test_it_fails_if_a_claim_does_not_hold(cli, monkeypatch):
+    from onespike.studies.theory import Row
+
+    row = Row("theorem 9", "1 = 2", 3, 2, -1.0, "x = 0")
+    monkeypatch.setattr("onespike.studies.theory.check_all", lambda trials, seed: [row])
+    failed = cli("reproduce", "theorems")
+    assert failed.code == 1
+    assert "theorem 9 does not hold: x = 0" in failed.out

@@ -1,4 +1,4 @@
-"""`onespike run`: the whole way in one command, and on from where it was stopped."""
+"""`onespike run`: the whole way in one command, and on from where it was stopped; `onespike demo` on few images."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from command_line import CALIBRATION, TEST, VIT, reseal, stored
 
+from onespike import adapters, runs
+from onespike.adapters import load_model
 from onespike.cli.run import searches
 from onespike.recipe import preset
 from onespike.reports import record as report_record
@@ -147,3 +149,30 @@ def test_the_network_is_loaded_once_and_images_are_decoded_once(cli, tmp_path, i
     assert len(loads) == 1
     calibration = [name for name in decoded if name.endswith(".png")]
     assert len(calibration) == len(set(calibration)) == 10
+
+
+@pytest.fixture
+def few(monkeypatch):
+    choose, labeled = runs.choose, runs.choose_labeled
+    monkeypatch.setattr(runs, "choose", lambda data, count: choose(data, 6))
+    monkeypatch.setattr(runs, "choose_labeled", lambda loaded, data: labeled(loaded, data, None, 6))
+    monkeypatch.setattr(report_record, "DRAWN_SCALES", (1.0, 0.25))
+
+
+def test_demo(cli, few, monkeypatch, tmp_path, vit_weights):
+    out = tmp_path / "new" / "demo"
+    monkeypatch.setattr(adapters, "load_model", lambda name: load_model(name, weights=vit_weights))
+    done = cli("demo", "--out", out).good()
+    assert done.out.splitlines()[0] == f"network        {VIT} (vit.pth weights)"
+    assert f"written to {out}: report.html" in done.out and "original (ANN)" in done.out
+    titles = [line.partition(":")[0] for line in done.err.splitlines()]
+    assert titles == ["calibrating", "evaluating", "λ = 1", "next"]
+    figures = stored(out / "report.json")
+    assert (figures["evaluation"]["images"], figures["evaluation"]["scale"]) == (6, 0.25)
+    assert [point["scale"] for point in figures["front"]["points"]] == [1.0, 0.25]
+
+
+def test_demo_of_segmentation(cli, few, tmp_path):
+    assert "ANN mask AP" in cli("demo", "segmentation", "--out", tmp_path / "demo").good().out
+    examples = stored(tmp_path / "demo" / "report.json")["examples"]
+    assert [len(example["pictures"]) for example in examples] == [2]

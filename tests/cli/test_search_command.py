@@ -48,14 +48,6 @@ def test_a_search_says_what_its_scale_costs_in_the_run_s_own_column(cli, figures
     assert "energy (binary)" in cheap.out and "warning" not in cheap.out
 
 
-def test_calibration_images_are_skipped(cli, run, tmp_path):
-    words = f"search {run} --data {CALIBRATION} --objective kl --trials 1 --limit 300"
-    cli(f"{words} --storage sqlite:///{tmp_path / 'study.db'}").good()
-    names = stored(run / "search" / "search.json")["names"]
-    assert len(names) == 256 - 4
-    assert not set(names) & set(stored(run / "run.json")["data"]["names"])
-
-
 def test_ctrl_c_keeps_the_finished_trials(cli, figures, run, monkeypatch):
     words = (f"search {run} --data {TEST} --objective kl --sampler grid --trials 3 --limit 2",)
     measure = ScaleObjective.__call__

@@ -34,7 +34,7 @@ ELSEWHERE = {
     "python benchmarks/faults": "takes long: tests/test_faults.py runs it in small",
     r"python benchmarks/(?!faults|fronts_figure\.py|language\.py)": "takes minutes to hours, or fetches weights",
     "accelerate launch": "starts processes of its own: tests/cli/test_shared_work.py launches two",
-    "onespike demo": "takes bundled networks whole: tests/cli/test_demo.py runs it on few images",
+    "onespike demo": "takes bundled networks whole: tests/cli/test_run_command.py runs it on few images",
     "onespike reproduce (?!NAME)": "takes long: tests/test_reproduce.py runs every study",
     ".* --storage postgresql": "needs a server: tests/test_postgresql.py starts one",
     "onespike push .* apache": "needs an evaluation of that run: tests/test_hub.py pushes one",
@@ -64,13 +64,10 @@ TYPED = {"NAME": "onnx", "FORMAT": "onnx", "N": "4", "COLUMN": "binary"}
 EVERY = list({command: None for page in PAGES for command in commands(page)})
 
 
-def elsewhere(line: str) -> list[str]:
-    """What says that a command does not run here."""
-    return [start for start in ELSEWHERE if re.match(start, line)]
-
-
 def whole(line: str) -> bool:
     """The command exists and has these options; whether nothing that it needs is missing."""
+    if line.startswith("python"):
+        return len(line.split()) > 2
     words = shlex.split(line)
     words = words[words.index("onespike") + 1 :]
     command = typer.main.get_command(app).commands[words[0]]
@@ -87,15 +84,13 @@ def whole(line: str) -> bool:
 
 def lines(page: Path) -> list[str]:
     """The commands of a page that run, without those that a sentence only names; every script of a page once."""
-    chosen = [command for command in commands(page) if not elsewhere(command.line)]
-    whole_lines = [c.line for c in chosen if not c.inline or _whole(c.line)]
-    script = {line: " ".join(line.split()[:2]) if line.startswith("python") else line for line in whole_lines}
-    first = {name: line for line, name in reversed(script.items())}
-    return [line for line in whole_lines if first[script[line]] == line]
-
-
-def _whole(line: str) -> bool:
-    return whole(line) if line.startswith("onespike") else len(line.split()) > 2
+    here = [c for c in commands(page) if not any(re.match(start, c.line) for start in ELSEWHERE)]
+    complete = [c.line for c in here if not c.inline or whole(c.line)]
+    script = {
+        " ".join(line.split()[: 2 if line.startswith("python") else None]): line
+        for line in reversed(complete)
+    }
+    return [line for line in complete if line in script.values()]
 
 
 @pytest.mark.parametrize("command", EVERY, ids=[command.line[:60] for command in EVERY])
