@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -13,9 +13,6 @@ from onespike.cli.commands import Next, command
 from onespike.cli.options import Word, load_network
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
-
-if TYPE_CHECKING:
-    from onespike.tasks import Items
 
 IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
 """The default number of test images for the bundled networks, so that every study ends within minutes."""
@@ -101,7 +98,7 @@ def reproduce(
         apart = None if source == data and calibrate is None else choose(2 * images)
         first, second, measured = split(test, apart, images, count)
         runs.check_forward(place_(loaded.model, device), runs.Inputs(first, loaded))
-        draws: list[Items] = []
+        draws: list[Any] = []
         if repeat is not None or seed is not None:
             number = 1 if repeat is None else repeat
             first, *draws = runs.draws(choose(), len(first), number, seed or 0, (second, measured))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-Measure = Callable[[Bench], list[Row]]
+Measure = Callable[[Bench], Iterable[Row]]
 Draw = Callable[[Sequence[Row]], "Figure"]
 
 
@@ -64,7 +64,7 @@ def study(name: str, title: str, note: str, **options: Any) -> Callable[[Measure
     return register
 
 
-def with_data(study: Study, rows: Sequence[Row], source: str) -> list[Row]:
+def with_data(study: Study, rows: Iterable[Row], source: str) -> list[Row]:
     """Return the rows with the names of the images that their own numbers and the paper's were measured on."""
     named = [dict(row) for row in rows]
     for row in named:

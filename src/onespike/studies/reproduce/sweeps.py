@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -97,14 +98,12 @@ def multi_threshold(count: int) -> Recipe:
     draw=curves("T", "score", "firing", by="neuron", log=True),
     network="cifar10-resnet18",
 )
-def equivalence(bench: Bench) -> list[Row]:
-    rows: list[Row] = []
+def equivalence(bench: Bench) -> Iterator[Row]:
     columns = ("metric", "ann", "score", "error", *SPREAD, "agreement", "kl", "firing", "seconds")
     for count in TIMESTEPS:
         for name, recipe in (("IF", integrate_fire(count)), ("MTN", multi_threshold(count))):
             measured = bench.measure(recipe)
-            rows.append({"neuron": name, "T": count} | {k: measured[k] for k in columns if k in measured})
-    return rows
+            yield {"neuron": name, "T": count} | {k: measured[k] for k in columns if k in measured}
 
 
 def timed(bench: Bench, recipe: Recipe, x: Tensor) -> dict[str, float]:
@@ -134,9 +133,8 @@ def timed(bench: Bench, recipe: Recipe, x: Tensor) -> dict[str, float]:
     "firing rates. Here its closed form makes the neuron update O(1) too. Firing is spikes for each neuron and input.",
     network="cifar10-resnet18",
 )
-def complexity(bench: Bench) -> list[Row]:
+def complexity(bench: Bench) -> Iterator[Row]:
     x = bench.batch(bench.test, TIMED_IMAGES)
-    rows: list[Row] = []
     for name, recipe in (
         *((f"IF, T = {t}", integrate_fire(t)) for t in (1, 8, 32)),
         *((f"MTN, N = {n}", multi_threshold(n)) for n in (1, 8, 32)),
@@ -144,8 +142,7 @@ def complexity(bench: Bench) -> list[Row]:
         clocked = bench.once(f"time {name}", partial(timed, bench, recipe, x))
         neuron, rest = clocked["neuron"], clocked["rest"]
         times = {"neuron ms": neuron, "rest ms": rest, "ms per image": neuron + rest}
-        rows.append({"neuron": name, **times, "firing": bench.measure(recipe)["firing"]})
-    return rows
+        yield {"neuron": name, **times, "firing": bench.measure(recipe)["firing"]}
 
 
 def _chosen(bench: Bench) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -45,14 +45,14 @@ def table(bench: Bench, cases: Iterable[tuple[Row, Recipe]], *first: str) -> lis
     "70.6 in that of energy (ECMT at T = 4: 69.9 and 70.0). " + OTHER_DATA,
     task="classification",
 )
-def classification(bench: Bench) -> list[Row]:
+def classification(bench: Bench) -> Iterator[Row]:
     recipe, network = literal(bench), paper.network_of(bench.loaded.spec)
     [ours] = table(bench, [({"scale": recipe.scale}, recipe)], "ann")
-    rows: list[Row] = [] if network else [{"network": bench.loaded.spec, **ours}]
+    if network is None:
+        yield {"network": bench.loaded.spec, **ours}
     for name, score in paper.FIRST_TABLE.items():
         printed = {"network": name, "paper ann": paper.ENERGY[name]["original"][0], "paper score": score}
-        rows.append(printed | (ours if name == network else {}))
-    return rows
+        yield printed | (ours if name == network else {})
 
 
 @study(
@@ -69,19 +69,17 @@ def classification(bench: Bench) -> list[Row]:
         "paper box AP50", "paper mask AP", *SPREAD,
     ),
 )  # fmt: skip
-def detection(bench: Bench) -> list[Row]:
+def detection(bench: Bench) -> Iterator[Row]:
     recipe = preset("sformer")
     searched = bench.searched(recipe, objective="ap").scale
-    rows: list[Row] = []
     for title, scale in (("λ searched", searched), ("λ of the preset", recipe.scale), ("λ = 1", 1.0)):
         measured = _precision(bench, recipe.replace(scale=scale))
-        rows.append({"network": f"{bench.loaded.spec}, {title}", "T": 1, "scale": scale, **measured})
+        yield {"network": f"{bench.loaded.spec}, {title}", "T": 1, "scale": scale, **measured}
     for name, (timesteps, boxes, masks) in paper.DETECTION.items():
         row: Row = {"network": name, "T": timesteps}
         for shape, figures in (("box", boxes), ("mask", masks)):
             row |= {f"paper {shape} {k}": v for k, v in zip(PRECISIONS, figures, strict=True)}
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _precision(bench: Bench, recipe: Recipe) -> dict[str, Any]:
