@@ -115,11 +115,8 @@ runpy.run_module("onespike", run_name="__main__")
 ])  # fmt: skip
 def test_an_interrupt_while_modules_are_imported(module, what):
     done = subprocess.run([sys.executable, "-c", INTERRUPTED.replace("MODULE", module)], capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr.decode()) == (
-        2,
-        b"",
-        f"onespike: interrupted, {what}\n",
-    )
+    said = f"onespike: interrupted, {what}\n"
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (2, b"", said)
 
 
 @posix

@@ -59,7 +59,7 @@ def reproduce(
     from onespike.runtime.devices import place_
     from onespike.studies.reproduce import STUDIES, Bench, run_study
     from onespike.studies.reproduce.bench import split
-    from onespike.studies.reproduce.study import cell, columns_of
+    from onespike.studies.reproduce.study import columns_of
     from onespike.tasks import Detection
 
     if name == "theorems":
@@ -105,11 +105,11 @@ def reproduce(
         options: Any = {"batch_size": batch_size, "progress": output.progress, "draws": draws}
         bench = Bench(loaded, first, second, measured, place, **options)
         rows, files = run_study(study, bench)
-        columns, every = study.columns(rows), len(columns_of(rows))
+        (columns, cells), every = study.table(rows), len(columns_of(rows))
         metrics = dict.fromkeys(str(row["metric"]) for row in rows if row.get("metric"))
         output.line(study.title + "".join(f"; score: {metric}" for metric in metrics))
         if len(rows) <= 60:
-            output.rows(columns, [tuple(cell(row.get(c)) for c in columns) for row in rows])
+            output.rows(columns, cells)
         more = f" with {every} columns" if len(columns) < every else ""
         written = f"written to {', '.join(str(file) for file in files)}{more}"
         output.line(f"{study.note} {bench.note}".strip(), written, "")

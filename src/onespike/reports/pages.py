@@ -204,37 +204,13 @@ def _page(
     # Both texts are inside <script>: the JSON cannot close it, and only our script has this hash.
     safe = json.dumps(data).replace("<", "\\u003c")
     page = {"script": program, "style": style, "data": safe, "digest": digest, "connect": connect}
-    return _environment().get_template(template).render(**page, **values)
+    return ENVIRONMENT.get_template(template).render(**page, **values)
 
 
 def in_markdown(template: str, **values: Any) -> str:
     """Return a text from its template; between paragraphs there is one empty line."""
-    text = re.sub(r" +\n", "\n", _environment().get_template(template).render(**values))
+    text = re.sub(r" +\n", "\n", ENVIRONMENT.get_template(template).render(**values))
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(["html"]),
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    functions = (beside, blocks, dearer, fairness, of_what_spikes, parted)
-    environment.globals |= {function.__name__: function for function in functions}
-    environment.globals["for_whom"] = FOR_WHOM
-    filters: dict[str, Callable[..., Any]] = {
-        "number": figure,
-        "percent": lambda x, digits=1: figure(None if x is None else 100 * x, digits),
-        "cell": cell,
-        "sentence": lambda text: f"{text[0].upper()}{text[1:]}." if text else "",
-        "title": lambda metric: f"{metric[0].upper()}{metric[1:]}".rsplit(",", 1)[0],
-        "breakable": lambda text: Markup("<wbr>").join(map(escape, re.split(r"(?<=[.:_])", str(text)))),
-        # A line breaks between the words of a command, not at hyphens.
-        "words": lambda command: Markup(" ").join(
-            Markup('<span class="word">{}</span>').format(word) for word in str(command).split(" ")
-        ),
-    }
-    environment.filters.update(filters)
-    return environment
 
 
 def cell(text: Any) -> str:
@@ -245,3 +221,24 @@ def cell(text: Any) -> str:
     """
     marks = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|"})
     return " ".join(str(text).split()).translate(marks)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "number": figure,
+    "percent": lambda x, digits=1: figure(None if x is None else 100 * x, digits),
+    "cell": cell,
+    "sentence": lambda text: f"{text[0].upper()}{text[1:]}." if text else "",
+    "title": lambda metric: f"{metric[0].upper()}{metric[1:]}".rsplit(",", 1)[0],
+    "breakable": lambda text: Markup("<wbr>").join(map(escape, re.split(r"(?<=[.:_])", str(text)))),
+    # A line breaks between the words of a command, not at hyphens.
+    "words": lambda command: Markup(" ").join(
+        Markup('<span class="word">{}</span>').format(word) for word in str(command).split(" ")
+    ),
+}
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(["html"]), undefined=StrictUndefined,
+    trim_blocks=True, lstrip_blocks=True,
+)  # fmt: skip
+FUNCTIONS = (beside, blocks, dearer, fairness, of_what_spikes, parted)
+ENVIRONMENT.globals |= {"for_whom": FOR_WHOM, **{function.__name__: function for function in FUNCTIONS}}
+ENVIRONMENT.filters |= FILTERS

@@ -44,11 +44,15 @@ class Study:
     essential: tuple[str, ...] = ()
     paper_data: str = "ImageNet-1K"
 
-    def columns(self, rows: Sequence[Row]) -> list[str]:
-        """Return the essential columns, without those that say the same in all rows."""
-        every = columns_of(rows)
-        constant = ("metric", "data", "paper data")
-        return [c for c in self.essential or every if c in every and c not in constant]
+    def table(self, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+        """Return the essential columns, without those that say the same in all rows, and their cells."""
+
+        def cell(value: Any) -> str:
+            return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+        every, constant = columns_of(rows), ("metric", "data", "paper data")
+        columns = [c for c in self.essential or every if c in every and c not in constant]
+        return columns, [[cell(row.get(column)) for column in columns] for row in rows]
 
 
 STUDIES: dict[str, Study] = {}
@@ -81,23 +85,16 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row))
 
 
-def cell(value: Any) -> str:
-    """Return a value as a table shows it."""
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def run_study(study: Study, bench: Bench) -> tuple[list[Row], list[Path]]:
     """Measure what is missing, and write CSV, LaTeX and JSON, and a figure as PNG, SVG and PDF."""
     with understood(bench.folder / CACHE, REMEDY, DataError) if bench.finished else nullcontext():
         rows = with_data(study, study.measure(bench), bench.test.source.removeprefix("bundled:"))
         facts = {"study": study.name, "title": study.title, "note": study.note}
-        every, essential = columns_of(rows), study.columns(rows)
+        every = columns_of(rows)
         raw = [["" if row.get(c) is None else str(row[c]) for c in every] for row in rows]
         contents: dict[str, str | bytes] = {
             f"{study.name}.csv": as_csv(every, raw),
-            f"{study.name}.tex": as_latex(essential, [[cell(row.get(c)) for c in essential] for row in rows]),
+            f"{study.name}.tex": as_latex(*study.table(rows)),
             f"{study.name}.json": stamped({**facts, **bench.identity, "rows": rows}),
         }
         if study.draw is not None:
