@@ -124,7 +124,7 @@ def test_it_exports_if_asked(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written = []
     monkeypatch.setattr("onespike.runs.forms.export", lambda *words, **_: written.append(words[1:3]))
-    monkeypatch.setattr("onespike.cli.show.exported", lambda *_: None)
+    monkeypatch.setattr("onespike.cli.show.export", lambda *_: None)
     formats = ("--format", "onnx", "--format", "pt2", "--out", "run")
     result = cli(*SMALL, *SFORMER, *formats).good()
     assert stages(result) == ["convert", "report", "export onnx", "export pt2"]

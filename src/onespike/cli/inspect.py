@@ -188,7 +188,7 @@ def export(
     if verify is not None:
         if format is not None or out is not None:
             raise UsageError("--verify checks a file that exists. Leave --format and --out out.")
-        show.exported(verify_pair(None if run is None else runs.load(run), verify, **each))
+        show.export(verify_pair(None if run is None else runs.load(run), verify, **each))
         return "list", "formats"
     if run is None or format is None or out is None:
         raise UsageError(
@@ -197,5 +197,5 @@ def export(
     form = True if integer else None  # some formats are always on integers
     prepare(format, form, out)  # an impossible format is refused before anything is loaded
     pair = runs.load(run)
-    show.exported(export_pair(pair, format, out, integer=form, golden=golden, **each))
+    show.export(export_pair(pair, format, out, integer=form, golden=golden, **each))
     return ("evaluate", run, "--data", data, "--format", "all") if data else ("list", "formats")

@@ -173,7 +173,7 @@ def generate(
     output.figures(json_file, record)
     for text in (*([] if stream else texts), *(f"original: {text}" for text in other)):
         output.line(text, "")
-    show.written(written.prefill, written.decode, column)
+    show.costs_per_token(written.prefill, written.decode, column)
     return "serve", run
 
 
@@ -235,7 +235,7 @@ def search_and_show(
 
     result, record, pair = search_run(run, pair, data, report=report, progress=output.progress, **options)
     output.figures(json_file, record)
-    show.searched(run, data, pair.loaded.task.objectives[record["objective"]].title, result, record)
+    show.search(run, data, pair.loaded.task.objectives[record["objective"]].title, result, record)
     return pair
 
 
@@ -297,7 +297,7 @@ def doctor(
             output.note(f"{row.what}: {figure(row.headline.spiking)}, {minus(row.headline, error=True)}")
             rows.append(row)
         output.figures(json_file, [row.to_dict() for row in rows])
-        show.ablated(rows)
+        show.ablation(rows)
         output.line(f"kept in {run / FOLDER}")
         return after
     if len(items) < 2:
@@ -308,7 +308,7 @@ def doctor(
     output.figures(json_file, {"findings": [asdict(finding) for finding in findings], **asdict(measured)})
     show.network(pair)
     output.line(str(taking_part), "")
-    show.examined(measured, findings)
+    show.checkup(measured, findings)
     remark = "recipe of this run, as a file for `onespike convert --recipe FILE`:"
     output.line("", remark, recipe_text(pair.recipe).rstrip())
     if not taking_part.ok:

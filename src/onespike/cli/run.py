@@ -143,7 +143,7 @@ def run(
         "length": length, "limit": limit, "batch_size": batch_size, "device": device, "recipe": recipe.to_dict(),
     }  # fmt: skip
     _follow(folder, request, prepare, stages)
-    show.finished(folder, recipe)
+    show.summary(folder, recipe)
     return "serve", folder
 
 
@@ -161,7 +161,7 @@ def _exports(folder: Path, formats: list[str]) -> dict[str, Stage]:
 
     def export(name: str, file: Path, pair: NetworkPair) -> NetworkPair:
         if not file.exists():  # else it ended right after this stage
-            show.exported(export_pair(pair, name, file))
+            show.export(export_pair(pair, name, file))
         return pair
 
     names = {name: f"network{prepare(name, None)[0].suffix or f'-{name}'}" for name in formats}

@@ -160,7 +160,7 @@ def ledger(result: Evaluation) -> None:
     rows(headers, cells)
 
 
-def searched(run: Path, data: str, title: str, result: Search, record: dict[str, Any]) -> None:
+def search(run: Path, data: str, title: str, result: Search, record: dict[str, Any]) -> None:
     """Print the front, the best λ, its cost, and the energy before and after, with a warning if it rises."""
     best, column, spent = result.best, record["energy"], record["spent"]
     analog, before, after, budget = (spent[name] for name in ("analog_share", "before", "after", "budget"))
@@ -194,7 +194,7 @@ def searched(run: Path, data: str, title: str, result: Search, record: dict[str,
         )
 
 
-def ablated(measured: list[ablate.Row]) -> None:
+def ablation(measured: list[ablate.Row]) -> None:
     """Print each pass of a run alone, left out, and all together."""
     first, figures = measured[0].headline, measured[0].figures
     more = {"KL, nats": [figure(row.figures["kl"], 4) for row in measured]} if "kl" in figures else {}
@@ -209,7 +209,7 @@ def ablated(measured: list[ablate.Row]) -> None:
     )
 
 
-def examined(measured: Checkup, findings: list[Finding]) -> None:
+def checkup(measured: Checkup, findings: list[Finding]) -> None:
     """Print what the doctor measured, and what follows from it."""
     head = measured.headline
     stated = "" if measured.published is None else f" (published {measured.published:.2f} %)"
@@ -239,7 +239,7 @@ def examined(measured: Checkup, findings: list[Finding]) -> None:
         line(title, f"   {finding.evidence}", f"   try: {finding.command}")
 
 
-def finished(folder: Path, recipe: Recipe) -> None:
+def summary(folder: Path, recipe: Recipe) -> None:
     """Print the figures of a run's report."""
     record = reported(folder)
     evaluation, column, calibration = record["evaluation"], record["energy"], record["calibration"]
@@ -263,7 +263,7 @@ def finished(folder: Path, recipe: Recipe) -> None:
     )
 
 
-def exported(done: Exported) -> None:
+def export(done: Exported) -> None:
     """Print what was written, and the result of the comparison."""
     compared, times, indent = done.comparison, done.milliseconds, " " * 14
     origins = f", which go back to {compared.origins}" if compared.differ else ""
@@ -290,7 +290,7 @@ def exported(done: Exported) -> None:
         )
 
 
-def written(prefill: Spent, decode: Spent, column: str) -> None:
+def costs_per_token(prefill: Spent, decode: Spent, column: str) -> None:
     """Print the cost per token of reading prompts and of writing."""
     cells = []
     for name, spent in (("prefill", prefill), ("decode", decode)):
