@@ -92,8 +92,8 @@ def _check_words(words: list[str]) -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            shown = os.fsencode(word).decode("utf-8", "backslashreplace")
-            refuse(f"the argument '{shown}' is not UTF-8. Rename the file, or give a link to it.")
+            readable = os.fsencode(word).decode("utf-8", "backslashreplace")
+            refuse(f"the argument '{readable}' is not UTF-8. Rename the file, or give a link to it.")
 
 
 def _flush() -> None:

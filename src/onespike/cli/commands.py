@@ -127,13 +127,14 @@ ARGUMENT = re.compile(
 """An argument in a message of the library, as Python writes it: `name=value`, or `name=` alone."""
 
 
-def option_names() -> dict[str, str]:
-    """Return how each argument of the library is typed: as an option, or by --set for a recipe's field."""
-    fields = {name: f"--set {name}" for name in FIELDS}
-    options = {name: f"--{name.replace('_', '-')}" for name in (*OPTIONS, *RECIPE_OPTIONS)}
-    preprocess = {name: f"--preprocess {name}" for name in ("mean", "std", "resize", "crop")}
-    weights = {"pretrained": "--weights pretrained", "random_weights": "--weights random"}
-    return fields | options | preprocess | weights
+TYPED = {
+    **{name: f"--set {name}" for name in FIELDS},
+    **{name: f"--{name.replace('_', '-')}" for name in (*OPTIONS, *RECIPE_OPTIONS)},
+    **{name: f"--preprocess {name}" for name in ("mean", "std", "resize", "crop")},
+    "pretrained": "--weights pretrained",
+    "random_weights": "--weights random",
+}
+"""How each argument of the library is typed: as an option, or by --set for a recipe's field."""
 
 
 def as_options(message: str) -> str:
@@ -147,12 +148,11 @@ def as_options(message: str) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, text = match.groups()
-        typed = option_names().get(name)
-        if typed is None:
+        if name not in TYPED:
             return match[0]
-        option, _, field = typed.partition(" ")
+        option, _, field = TYPED[name].partition(" ")
         if (text == "True" and option != "--set") or (not text and not field):
-            return typed
+            return TYPED[name]
         values = re.findall(r"'([^']*)'", text) or [{"True": "yes", "False": "no", "": "…"}.get(text, text)]
         return " ".join(f"{option} {shlex.quote(f'{field}={v}' if field else v)}" for v in values)
 
@@ -251,14 +251,14 @@ def command(
             if not (shared or processes_of().is_main):
                 return
             model = values.pop("model", None) if takes_run else values.get("model")
-            own = model is not None and model.startswith("python:")
+            code = model is not None and model.startswith("python:")
             output.PRINTED.clear()
             with ExitStack() as stack:
                 if (profile := values.get("profile")) is not None:  # every ratio then has its prices
                     from onespike.energy.profiles import priced
 
                     stack.enter_context(priced(profile))
-                if model is not None and (takes_run or own):  # runs may be rebuilt by the user's own file
+                if model is not None and (takes_run or code):  # runs may be rebuilt by the user's own file
                     from onespike.adapters.python import named
 
                     stack.enter_context(named(model))
@@ -274,7 +274,7 @@ def command(
                 if processes_of().is_main:
                     output.tables(values.get("json_file"))
             sys.stdout.flush()  # results come before
-            again = ("--model", model) if own and words[0] in TAKE_RUNS else ()
+            again = ("--model", model) if code and words[0] in TAKE_RUNS else ()
             say(shlex.join(map(str, ("onespike", *words, *again))), start="next")
 
         parameters = list(typed(declared, differences))

@@ -193,13 +193,7 @@ def serve(
     "onespike push run --license mit",
     interrupted="the card may have been written. Run the same command again.",
 )
-def push(
-    run: Path,
-    repository: str | None = None,
-    *,
-    license: str = "",
-    public: bool = False,
-) -> Next:
+def push(run: Path, repository: str | None = None, *, license: str = "", public: bool = False) -> Next:
     """Write a model card into a run and upload it to the Hub.
 
     The card holds the figures of the run's report with their 95 % intervals, the energy table, the recipe and the citation.
