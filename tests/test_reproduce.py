@@ -101,7 +101,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == [CACHE]
     later = []
     monkeypatch.setattr(Bench, "_measure", lambda self, recipe: later.append(recipe) or whole(self, recipe))
-    rows = STUDIES["table-percentile"].measure(bench(tmp_path))
+    rows = list(STUDIES["table-percentile"].measure(bench(tmp_path)))
     assert [r.percentile for r in measured + later] == [row["percentile"] for row in rows]
 
 

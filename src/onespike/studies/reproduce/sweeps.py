@@ -20,7 +20,7 @@ from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.tracer import Tracer
 from onespike.studies.reproduce.bench import SPREAD, Bench
 from onespike.studies.reproduce.study import Row, curves, study
-from onespike.studies.reproduce.tables import literal, table
+from onespike.studies.reproduce.tables import literal, row
 
 SWEPT_SCALES = (1.0, 0.7, 0.5, 0.36, 0.252, 0.18, 0.125, 0.09, 0.06)
 TIMESTEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -41,9 +41,10 @@ BINS, IMAGES = 60, 16
     "The paper's figure has no table; it states λ = 0.252 as a good compromise for ViT-Base/16.",
     draw=curves("scale", "score", PAPER, log=True),
 )
-def scale(bench: Bench) -> list[Row]:
+def scale(bench: Bench) -> Iterator[Row]:
     base = literal(bench)
-    return table(bench, [({"scale": scale}, base.replace(scale=scale)) for scale in SWEPT_SCALES], "ann")
+    for scale in SWEPT_SCALES:
+        yield row(bench, {"scale": scale}, base.replace(scale=scale), "ann")
 
 
 @study(
@@ -53,14 +54,12 @@ def scale(bench: Bench) -> list[Row]:
     "is fired.",
     draw=curves("levels per side", "score", PAPER, by="fire function"),
 )
-def levels(bench: Bench) -> list[Row]:
-    cases: list[tuple[Row, Recipe]] = []
+def levels(bench: Bench) -> Iterator[Row]:
     for kind, numbers in {"mixed": (2, 4, 6, 8, 10), "linear": (2, 4, 8), "exponential": (2, 4, 8)}.items():
         for number in numbers:
             recipe = bench.searched(preset("sformer", levels=f"{kind}:{number}"), trials=8)
             case = {"fire function": kind, "M": number, "levels per side": 2 * number, "scale": recipe.scale}
-            cases.append((case, recipe))
-    return table(bench, cases, "ann")
+            yield row(bench, case, recipe, "ann")
 
 
 @study(
@@ -69,7 +68,7 @@ def levels(bench: Bench) -> list[Row]:
     "Eq. 16 divides the largest softmax output seen by the largest level, so one outlier sets the step. A percentile "
     "makes the step finer and clips what is above.",
 )
-def softmax(bench: Bench) -> list[Row]:
+def softmax(bench: Bench) -> Iterator[Row]:
     base = literal(bench)
     if not any(threshold.role == "softmax" for threshold in bench.calibrated(base).values()):
         raise DataError(f"sweep-softmax-threshold: {bench.loaded.spec} has no softmax. Give a transformer.")
@@ -78,8 +77,8 @@ def softmax(bench: Bench) -> list[Row]:
         "percentile 0.01": "percentile:0.01", "percentile 0.1": "percentile:0.1", "percentile 1": "percentile:1",
         "paper, 0.0035": 0.0035,
     }  # fmt: skip
-    cases = [({"threshold": title}, base.replace(softmax=value)) for title, value in values.items()]
-    return table(bench, cases, "ann")
+    for title, value in values.items():
+        yield row(bench, {"threshold": title}, base.replace(softmax=value), "ann")
 
 
 def integrate_fire(timesteps: int) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -33,9 +33,9 @@ def scores(measured: Row, *first: str) -> Row:
     return columns | {column: measured[column] for column in SPREAD if column in measured}
 
 
-def table(bench: Bench, cases: Iterable[tuple[Row, Recipe]], *first: str) -> list[Row]:
-    """Return a row for each recipe: what tells it from the others, and its scores."""
-    return [{**case, **scores(bench.measure(recipe), *first)} for case, recipe in cases]
+def row(bench: Bench, case: Row, recipe: Recipe, *first: str) -> Row:
+    """Return the row of a recipe: what tells it from the others, and its scores."""
+    return {**case, **scores(bench.measure(recipe), *first)}
 
 
 @study(
@@ -47,7 +47,7 @@ def table(bench: Bench, cases: Iterable[tuple[Row, Recipe]], *first: str) -> lis
 )
 def classification(bench: Bench) -> Iterator[Row]:
     recipe, network = literal(bench), paper.network_of(bench.loaded.spec)
-    [ours] = table(bench, [({"scale": recipe.scale}, recipe)], "ann")
+    ours = row(bench, {"scale": recipe.scale}, recipe, "ann")
     if network is None:
         yield {"network": bench.loaded.spec, **ours}
     for name, score in paper.FIRST_TABLE.items():
@@ -76,10 +76,10 @@ def detection(bench: Bench) -> Iterator[Row]:
         measured = _precision(bench, recipe.replace(scale=scale))
         yield {"network": f"{bench.loaded.spec}, {title}", "T": 1, "scale": scale, **measured}
     for name, (timesteps, boxes, masks) in paper.DETECTION.items():
-        row: Row = {"network": name, "T": timesteps}
+        printed: Row = {"network": name, "T": timesteps}
         for shape, figures in (("box", boxes), ("mask", masks)):
-            row |= {f"paper {shape} {k}": v for k, v in zip(PRECISIONS, figures, strict=True)}
-        yield row
+            printed |= {f"paper {shape} {k}": v for k, v in zip(PRECISIONS, figures, strict=True)}
+        yield printed
 
 
 def _precision(bench: Bench, recipe: Recipe) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def _precision(bench: Bench, recipe: Recipe) -> dict[str, Any]:
 
     def measure() -> dict[str, Any]:
         record = bench.evaluated(recipe).to_dict()
-        row: Row = {}
+        figures: Row = {}
         for (network, prefix), (kind, shape) in product((("ann", "ann "), ("snn", "")), SHAPES.items()):
-            if figures := record[network].get(kind):
-                row |= {f"{prefix}{shape} {name}": figures[name] for name in PRECISIONS}
-        return row | {column: record["energy"][column] for column in searchable()}
+            if shape_figures := record[network].get(kind):
+                figures |= {f"{prefix}{shape} {name}": shape_figures[name] for name in PRECISIONS}
+        return figures | {column: record["energy"][column] for column in searchable()}
 
     return bench.repeated("detection " + spell(recipe), measure, "mask AP", "box AP")
 
@@ -126,15 +126,12 @@ def energy(bench: Bench) -> list[Row]:
     "Unscaled is λ = 1; scaled is λ searched for each fire function without labels, on images of its own. The softmax is never scaled. "
     "The paper's column is EVA on ImageNet-1K. " + OTHER_DATA,
 )
-def ablation(bench: Bench) -> list[Row]:
-    cases: list[tuple[Row, Recipe]] = []
-    for kind, scaled in paper.ABLATION:
+def ablation(bench: Bench) -> Iterator[Row]:
+    for (kind, scaled), score in paper.ABLATION.items():
         recipe = preset("sformer", levels=f"{kind}:8", scale=1.0)
         recipe = bench.searched(recipe) if scaled else recipe
         variant = f"{'SFN' if kind == 'mixed' else kind}, {'λ searched' if scaled else 'λ = 1'}"
-        cases.append(({"variant": variant, "scale": recipe.scale}, recipe))
-    printed = paper.ABLATION.values()
-    return [{**row, "paper score": score} for row, score in zip(table(bench, cases), printed, strict=True)]
+        yield row(bench, {"variant": variant, "scale": recipe.scale}, recipe) | {"paper score": score}
 
 
 @study(
@@ -143,13 +140,11 @@ def ablation(bench: Bench) -> list[Row]:
     "λ is the same in all rows. The paper's columns are ViT-Base/16 on ImageNet-1K. " + OTHER_DATA,
     draw=curves("percentile", "score", PAPER),
 )
-def percentile(bench: Bench) -> list[Row]:
-    base, printed = literal(bench), paper.PERCENTILE
-    cases = [({"percentile": p, "scale": base.scale}, base.replace(percentile=p)) for p in printed]
-    return [
-        {**row, "paper score": score, "paper counts": ratio}
-        for row, (score, ratio) in zip(table(bench, cases, "ann"), printed.values(), strict=True)
-    ]
+def percentile(bench: Bench) -> Iterator[Row]:
+    base = literal(bench)
+    for p, (score, ratio) in paper.PERCENTILE.items():
+        ours = row(bench, {"percentile": p, "scale": base.scale}, base.replace(percentile=p), "ann")
+        yield {**ours, "paper score": score, "paper counts": ratio}
 
 
 @study(
@@ -159,13 +154,11 @@ def percentile(bench: Bench) -> list[Row]:
     "measures integer networks beside a run.",
     draw=curves(PAPER, "score", by="method"),
 )
-def quantization(bench: Bench) -> list[Row]:
-    cases: list[tuple[Row, Recipe]] = []
+def quantization(bench: Bench) -> Iterator[Row]:
     for bits in (3, 4, 5, 6, 8):
         uniform = preset("uniform", levels=f"bits:{bits}")
-        cases.append(({"method": "uniform", "bits": bits, "scale": uniform.scale}, uniform))
+        yield row(bench, {"method": "uniform", "bits": bits, "scale": uniform.scale}, uniform, "ann")
         for levels in ("mixed:8", "mixed:64+8"):
             sfn = preset("sformer", levels=levels)
             equal = bench.at_energy(sfn, PAPER, bench.measure(uniform)[PAPER])
-            cases.append(({"method": f"SFN {levels}", "bits": None, "scale": equal.scale}, equal))
-    return table(bench, cases, "ann")
+            yield row(bench, {"method": f"SFN {levels}", "bits": None, "scale": equal.scale}, equal, "ann")
