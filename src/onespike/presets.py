@@ -8,14 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """A named starting point, with its measured loss and energy.
-
-    Attributes:
-        about: what it is, in one sentence.
-        measured: its loss and energy on a network, as the documentation states them; "" if there are none.
-        page: the documentation page with these figures.
-        settings: the fields that differ from those of `sformer`.
-    """
+    """What a preset is, its measured loss and energy with the page that states them, and the fields that it sets."""
 
     about: str
     measured: str = ""
