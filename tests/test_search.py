@@ -16,6 +16,7 @@ import pytest
 
 from onespike import scale_search
 from onespike.errors import LoadError, UsageError
+from onespike.runtime.validated import checksum
 from onespike.scale_search import LOWEST, Measurement, grid, search
 
 
@@ -245,6 +246,22 @@ def test_a_real_kill_loses_no_finished_trial(tmp_path, url):
     assert sorted(after, reverse=True) == grid(12)  # the one that was being measured, too
     starts = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("start")]
     assert all(starts.count(repr(scale)) == 1 for scale in before)
+
+
+def test_a_trial_that_another_process_has_told_counts_once(url):
+    def told(scale, hopeless):
+        if scale == 0.5:
+            with opened(url) as (shared, _):
+                number = next(t.number for t in shared.trials if t.state.name == "RUNNING")
+                other = {"finished": True, "energy": None, "sha256": checksum((0.5, 1.0, True, None))}
+                for name, fact in other.items():
+                    shared._storage.set_trial_user_attr(shared.trials[number]._trial_id, name, fact)
+                shared.tell(number, 1.0)
+        return parabola(scale, hopeless)
+
+    result = search(told, trials=3, fixed=(1.0, 0.5), storage=url)
+    assert [t.scale for t in result.trials].count(0.5) == 1
+    assert len(result.trials) == 3
 
 
 def test_two_processes_share_one_study(tmp_path, url):

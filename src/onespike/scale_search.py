@@ -136,9 +136,14 @@ def search(
         blank_since: dict[int, float] = {}
         while (missing := trials - len(finished(study))) > 0:  # processes that share a study may add one each
             if missing > len(trials_in(study, "RUNNING")):
-                study.optimize(
-                    lambda t: _measure(study, t, objective, budget), n_trials=1, callbacks=[reported]
-                )
+                try:
+                    study.optimize(
+                        lambda t: _measure(study, t, objective, budget), n_trials=1, callbacks=[reported]
+                    )
+                except ValueError as error:
+                    # SQLite lets two processes take one planned trial: who ends first has told it
+                    if not str(error).startswith("Cannot tell"):
+                        raise
             else:  # another process measures what is missing, or died while it did
                 time.sleep(0.2)
                 revive(study, blank_since)

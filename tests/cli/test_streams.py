@@ -201,10 +201,12 @@ def test_a_bar_on_a_terminal(monkeypatch):
         monkeypatch.setenv("COLUMNS", "100")
         assert list(output.progress("evaluating", 3)("abc")) == list("abc")
         terminal.flush()
-        shown = os.read(parent, 100_000).decode()
+        written = ""
+        while "3/3" not in written:  # what was written arrives in parts
+            written += os.read(parent, 100_000).decode(errors="replace")
     os.close(parent)
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-    assert re.search(r"evaluating ━+ 3/3 0:00:00 0:00:00", plain)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
+    assert re.search(r"evaluating ━+ 3/3", plain)
 
 
 def ask_on_and_on(port: int, answered: threading.Event) -> None:
