@@ -124,10 +124,6 @@ class Inputs(Parts):
         """Return this process's part of the inputs, in their order."""
         return self._batches(self.items.items, self.size, processes)
 
-    def total(self, processes: Processes = ALONE) -> int:
-        """Return the number of batches in `stream`."""
-        return batch_count(self.items, self.size, processes)
-
     @cached_property
     def size(self) -> int:
         """Return the number of images in a part."""
@@ -135,7 +131,7 @@ class Inputs(Parts):
         return part_size(first, len(self.items), self.loaded.task)
 
     def __len__(self) -> int:
-        return self.total()
+        return batch_count(self.items, self.size)
 
     def __getitem__(self, index: int) -> Any:  # type: ignore[override]
         start = range(0, len(self.items), self.size)[index]

@@ -38,11 +38,6 @@ class Histogram:
     def empty(self) -> bool:
         return bool(self.maximum[0] < self.minimum[0])
 
-    @property
-    def error_bound(self) -> float:
-        """Return the largest relative error of a quantile."""
-        return 2.0 ** -(self.mantissa_bits + 1)
-
     def update(self, x: Tensor) -> None:
         x = x.detach()
         x = in_memory_order(x)[None] if self.axis is None else x.movedim(self.axis, 0).flatten(1)
@@ -76,8 +71,6 @@ class Histogram:
 
     def quantile(self, percentile: float, side: int, domain: str = "all") -> Tensor:
         """Return the magnitude at the top `percentile` % of the positive (+1) or negative (−1) side; 0 if it is empty."""
-        if self.empty:
-            raise ValueError("a histogram that saw nothing has no quantile; call update first")
         extreme = (self.maximum if side > 0 else -self.minimum).clamp_min(0)
         if percentile == 0:
             return extreme
@@ -89,11 +82,8 @@ class Histogram:
         beyond = total - torch.tensor(ranks, device=total.device)
         from_top = one_side.flip(1).cumsum(1)
         position = self.bins - 1 - (from_top <= beyond[:, None]).sum(1)
-        value = self._middle(position.clamp_min(0))
-        value = torch.where(position == self.bins - 1, extreme, torch.minimum(value, extreme))
+        shift = 23 - self.mantissa_bits  # the value is the middle of its bin
+        bits = ((position.clamp_min(1) + self.lowest - 1) << shift) + (1 << (shift - 1))
+        middle = bits.to(torch.int32).view(torch.float32).minimum(extreme)
+        value = torch.where(position == self.bins - 1, extreme, middle)
         return torch.where(position >= 1, value, torch.zeros_like(value))
-
-    def _middle(self, index: Tensor) -> Tensor:
-        shift = 23 - self.mantissa_bits
-        bits = ((index + self.lowest - 1) << shift) + (1 << (shift - 1))
-        return torch.where(index > 0, bits.to(torch.int32).view(torch.float32), 0.0)

@@ -16,7 +16,7 @@ from onespike.calibration.observers import Histogram
 from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds, calibrated_by, is_bias
 from onespike.errors import CalibrationError, UsageError
 from onespike.neurons import NEURONS
-from onespike.neurons.eight_bit import eight_bits
+from onespike.neurons.scale_and_fire import eight_bits
 from onespike.recipe import Recipe
 from onespike.runtime.batches import call, count, inputs_of, readable, to
 from onespike.runtime.forward import check_network, device_of, evaluating, in_memory, in_turn
@@ -196,7 +196,7 @@ def calibrate(
     origin = {
         "model": type(model).__name__,
         "samples": samples,
-        "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {Histogram().error_bound:.2g}",
+        "observer": f"percentile {recipe.percentile:g} ({recipe.domain}), error ≤ {2.0 ** -(Histogram().mantissa_bits + 1):.2g}",
         "torch": str(torch.__version__),
         "recipe": calibrated_by(recipe),
     }

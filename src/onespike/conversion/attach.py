@@ -18,12 +18,8 @@ from onespike.conversion.timesteps import Clock
 from onespike.neurons.base import wants_gradient
 from onespike.sites.unfused import PLAIN
 
-LONE_PRODUCTS = {
-    nn.Linear.forward: "linear0_input",
-    nn.Conv1d.forward: "conv0_input",
-    nn.Conv2d.forward: "conv0_input",
-    nn.Conv3d.forward: "conv0_input",
-}
+_CONVOLUTIONS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+LONE_PRODUCTS = {nn.Linear.forward: "linear0_input", **dict.fromkeys(_CONVOLUTIONS, "conv0_input")}
 """Forwards that are one product and nothing else, with the site of that product."""
 
 

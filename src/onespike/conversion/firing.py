@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ from onespike.sites.site import Rows, Site
 
 class Analog(nn.Module):
     """A site that does not spike, and the reason; with the MACs per input of a product that no rule reaches."""
+
+    site: Site | None = None
+    role: str = ""
+    calls: float = 1
 
     def __init__(self, reason: str, macs: float | None = None) -> None:
         super().__init__()
@@ -42,20 +47,16 @@ class Neurons(Places):
     """The neurons (and analog sites) of one owner, by key."""
 
     clock: Clock | None = None
-    lone_product = ""
-    """The site of the owner's only product, if its forward does nothing else."""
+    lone_product = ""  # the site of the owner's only product, if its forward does nothing else
+    # in integer inference: `rounded`, or `integers` where their product fires its operand
     weights = "as they were"
-    """For integer inference: `rounded`, or `integers` where their product fires its operand."""
-    apart = False
-    """For integer inference: products in float take one input at a time."""
+    apart = False  # in integer inference: products in float take one input at a time
 
     def __init__(self, owner: str) -> None:
         super().__init__()
         self.owner = owner
-        self.roles: dict[str, str] = {}
-        self.calls: dict[str, float] = {}
+        # on integers, by key: children of the owner that fire their operand
         self.products: dict[str, Any] = {}
-        """Integer products by key, children of the owner; they fire their operand."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the input: an owner that runs all its children in turn (`nn.Sequential`) runs this one too."""
@@ -73,21 +74,24 @@ class Neurons(Places):
         return site
 
 
+def owners_of(model: nn.Module) -> list[Neurons]:
+    """Return the neurons of each owner of a converted network."""
+    return [module for module in model.modules() if isinstance(module, Neurons)]
+
+
 def named_neurons(model: nn.Module) -> Iterator[tuple[Site, Neuron | Analog]]:
     """Yield every site of a converted network with its neuron or analog site, in module-tree order."""
-    for module in model.modules():
-        if isinstance(module, Neurons):
-            for key, neuron in module.items():
-                if isinstance(neuron, (Neuron, Analog)):
-                    yield Site.of(module.owner, key), neuron
+    for place in chain.from_iterable(neurons.values() for neurons in owners_of(model)):
+        if isinstance(place, (Neuron, Analog)) and place.site is not None:
+            yield place.site, place
 
 
 class NeuronOperand(Operand):
     """An operand of a converted network."""
 
     def __init__(self, site: Site, product: Product, rows: Rows | None, neurons: Neurons) -> None:
-        role, integers = neurons.roles.get(site.key, ""), neurons.weights == "integers"
-        call = None if neurons.clock is None else 0
+        role = getattr(neurons[site.key], "role", "")  # what marks a neuron for an export has none
+        call, integers = None if neurons.clock is None else 0, neurons.weights == "integers"
         super().__init__(site, product, rows, role, neurons.timestep, call, integers)
         self.neurons = neurons
 
@@ -127,13 +131,12 @@ class NeuronSites(Sites):
         return self.neurons.clock is None and self.visitor.blockwise
 
     def __call__(self, product: Product, role: str, rows: Rows | None = None) -> Tensor:
-        site = self.numbered(product.operation, role, rows)
-        return self._visit(NeuronOperand(site, product, rows, self.neurons), product.operands[role])
+        return self._visit(self.numbered(product.operation, role, rows), product, rows)
 
-    def _visit(self, operand: NeuronOperand, x: Tensor) -> Tensor:
-        site = operand.site
+    def _visit(self, site: Site, product: Product, rows: Rows | None = None) -> Tensor:
+        x = product.operands[site.role]
         if site.key in self.neurons:
-            return self.visitor.visit(operand, x)
+            return self.visitor.visit(NeuronOperand(site, product, rows, self.neurons), x)
         # a parameter that a transformation passes on as a plain tensor; a ReLU that stays as it is
         if site.role == "weight" or site.is_activation:
             return x
@@ -149,16 +152,16 @@ class NeuronSites(Sites):
         if not (neurons.products or neurons.apart) or not isinstance(weight, nn.Parameter):
             return None
         site = Site(self.owner, product.operation, self.calls.get((product.operation, "input"), 0), "input")
-        operand, form = NeuronOperand(site, product, None, neurons), neurons.products.get(site.key)
+        form = neurons.products.get(site.key)
         if form is None:
             if not neurons.apart or torch.compiler.is_compiling() or wants_gradient(x):
                 return None
-            value = _apart(product, self._visit(operand, x), weight, bias)
+            value = _apart(product, self._visit(site, product), weight, bias)
         elif form.biased is not (bias is not None):  # other modules add a bias of another name
             return None
         else:
             if self.visitor is not FIRES:
-                self.visitor.visit(operand, x)
+                self._visit(site, product)
             neuron = neurons[site.key]
             value = form(x.detach() if wants_gradient(x) else x, neuron)
             if wants_gradient(x):

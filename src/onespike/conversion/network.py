@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
@@ -14,12 +14,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds, calibrated_by
 from onespike.conversion.attach import attach_, detach_
-from onespike.conversion.firing import Analog, Neurons, is_spiking, named_neurons
+from onespike.conversion.firing import Analog, Neurons, is_spiking, named_neurons, owners_of
 from onespike.conversion.weights import fold_, refit_, round_, unfold_, unrounded
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import NEURONS, EightBit, Neuron, Scale
 from onespike.recipe import Recipe
 from onespike.runtime.forward import check_network, device_of
+from onespike.sites import Site
 from onespike.sites.coverage import ANALOG
 from onespike.spikes.code import few_digits
 
@@ -31,6 +32,8 @@ REASONS = {
     "weight": "plays a weight: the same for every input",
     "constant": "constant over calibration",
 }
+LOOKUPS = (nn.Embedding, nn.EmbeddingBag, NonDynamicallyQuantizableLinear)
+"""Modules with a weight and without a product (the output map of torch's attention never runs)."""
 
 
 @dataclass(frozen=True)
@@ -70,35 +73,28 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
         raise UsageError(
             f"convert: {threshold.site} has a center, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
         )
-    positive, negative = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
+    sides = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
     scaled = kind.scaled and threshold.role != "softmax"
     lambda_ = float(scale.value) if scaled else 1.0
-    for side in (positive, negative):
+    thresholds = []
+    for side in sides:
         if bool((side > 0).any()) and not bool((side * factor * lambda_ > 0).any()):
             raise UsageError(
                 f"convert: the step of {threshold.site}, {lambda_:g} times its threshold {float(side.max()):g} times "
                 f"the factor {factor:g}, is 0 in float32. Give a larger scale or factor."
             )
-    if recipe.step_digits:
-        positive, negative = (
-            _shiftable(side, factor * lambda_, recipe.step_digits) for side in (positive, negative)
-        )
-    neuron = kind(
-        positive * factor,
-        negative * factor,
+        if recipe.step_digits:  # near by, the reciprocal of the step has a few binary digits; off stays off
+            reciprocal = few_digits(1 / (side.double() * (factor * lambda_)), recipe.step_digits)
+            side = torch.where(side > 0, 1 / reciprocal / (factor * lambda_), 0.0).to(side.dtype)
+        thresholds.append(side * factor)
+    rounding = threshold.rounding or recipe.rounding
+    return kind(
+        *thresholds,
         levels=threshold.levels,
-        rounding=threshold.rounding or recipe.rounding,
+        rounding=rounding,
         scale=scale if scaled else None,
         **threshold.constants,
     )
-    neuron.site = str(threshold.site)
-    return neuron
-
-
-def _shiftable(side: Tensor, factor: float, digits: int) -> Tensor:
-    """Return the thresholds nearby whose steps have reciprocals of a few binary digits; a side that is off stays so."""
-    reciprocal = few_digits(1 / (side.double() * factor), digits)
-    return torch.where(side > 0, 1 / reciprocal / factor, 0.0).to(side.dtype)
 
 
 def _placed(threshold: SiteThreshold, recipe: Recipe, scale: Scale, owner: nn.Module) -> Neuron | Analog:
@@ -113,14 +109,6 @@ def _placed(threshold: SiteThreshold, recipe: Recipe, scale: Scale, owner: nn.Mo
     return EightBit(
         threshold.positive, threshold.negative, levels=threshold.levels, rounding="nearest", reason=reason, **threshold.constants
     )  # fmt: skip
-
-
-def _multiplies(module: nn.Module) -> bool:
-    """Return whether a module looks like a product with a weight (the output map of torch's attention never runs)."""
-    weight = module._parameters.get("weight")
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag, NonDynamicallyQuantizableLinear)):
-        return False
-    return weight is not None and weight.dim() > 1 and not hasattr(module, "neurons")
 
 
 def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
@@ -159,18 +147,14 @@ def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
     )
 
 
-def _check_passes(thresholds: Thresholds, recipe: Recipe) -> None:
-    """Refuse thresholds that have not been through the recipe's passes: the result would be another network."""
+def _check_recipe(thresholds: Thresholds, recipe: Recipe) -> None:
+    """Refuse a recipe with other passes or another calibration: the result would be another network."""
     missing = [name for name in recipe.passes if name not in thresholds.passes]
     if missing:
         raise UsageError(
             f"convert: the recipe has the passes {', '.join(missing)}, and the thresholds have not been through them. "
             "Do all of it with onespike.spike(model, batches, recipe), or convert with recipe.replace(passes=(), budget=None, max_drop=None)."
         )
-
-
-def _check_calibration(thresholds: Thresholds, recipe: Recipe) -> None:
-    """Refuse a recipe that asks for another calibration: the thresholds would not follow it."""
     asked = calibrated_by(recipe)
     softmax = any(threshold.role == "softmax" for threshold in thresholds.values())
     for name, value in thresholds.provenance.get("recipe", {}).items():
@@ -191,52 +175,50 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
     """Convert a network in place and return it; `revert_` undoes it."""
     check_network("convert", model)
     recipe = recipe or Recipe()
-    _check_passes(thresholds, recipe)
-    _check_calibration(thresholds, recipe)
+    _check_recipe(thresholds, recipe)
     if is_converted(model):
         raise ConversionError("convert: this network is converted already. Call revert_ on it first.")
     _check_coverage(thresholds, recipe)
     _check_globs(thresholds, recipe)
-    scale, plan = Scale(recipe.scale), dict[str, Neurons]()
+    scale, plan, modules = Scale(recipe.scale), dict[str, Neurons](), dict(model.named_modules())
     changes, edges = dict[str, Tensor](), dict[str, EightBit]()
-    modules = dict(model.named_modules())
     for site, threshold in thresholds.items():
         if site.is_activation and recipe.placement == "synapse":
             continue
-        if site.owner not in modules:
+        owner = site.owner
+        if owner not in modules:
             raise ConversionError(
-                f"convert: the thresholds name {site}, and the network has no module {site.owner!r}. "
+                f"convert: the thresholds name {site}, and the network has no module {owner!r}. "
                 "Calibrate this very network."
             )
-        if hasattr(modules[site.owner], "neurons"):
+        if hasattr(modules[owner], "neurons"):
             raise ConversionError(
-                f"convert: {site.owner or 'the network itself'} has an attribute 'neurons' of its own. Rename it."
+                f"convert: {owner or 'the network itself'} has an attribute 'neurons' of its own. Rename it."
             )
-        of_owner = plan.setdefault(site.owner, Neurons(site.owner))
-        of_owner[site.key] = placed = _placed(threshold, recipe, scale, modules[site.owner])
+        placed = _placed(threshold, recipe, scale, modules[owner])
+        placed.site, placed.role, placed.calls = site, threshold.role, threshold.calls
+        plan.setdefault(owner, Neurons(owner))[site.key] = placed
         if isinstance(placed, EightBit):
-            edges[site.owner] = placed
+            edges[owner] = placed
         elif isinstance(placed, Neuron) and threshold.change is not None:
-            changes[site.owner] = threshold.change
-        of_owner.roles[site.key], of_owner.calls[site.key] = threshold.role, threshold.calls
+            changes[owner] = threshold.change
     for (owner, operation), macs in thresholds.uncovered.items():
-        of_owner = plan.setdefault(owner, Neurons(owner))
         reason = ANALOG.get(operation, "excluded, no rule reaches it")  # `_check_coverage` refuses others
-        of_owner[operation.replace(".", "::")] = Analog(reason, macs)  # ModuleDict keys have no dots
+        site, analog = Site(owner, operation.replace(".", "::")), Analog(reason, macs)  # keys have no dots
+        plan.setdefault(owner, Neurons(owner))[site.key], analog.site = analog, site
     for name, module in modules.items():
-        if name not in plan and _multiplies(module):  # calibration never ran it: running it is an error
-            plan[name] = Neurons(name)
-    everywhere = [place for of_owner in plan.values() for place in of_owner.values()]
-    if not any(is_spiking(place) for place in everywhere):
+        weight = None if isinstance(module, LOOKUPS) else module._parameters.get("weight")
+        if name not in plan and weight is not None and weight.dim() > 1 and not hasattr(module, "neurons"):
+            plan[name] = Neurons(name)  # a product that calibration never ran: running it is an error
+    if not any(is_spiking(place) for of_owner in plan.values() for place in of_owner.values()):
         raise ConversionError("convert: no site would spike. Widen include, or narrow exclude.")
     if recipe.fold_batchnorm:
         fold_(model, thresholds.folds)
     refit_(model, changes)
     round_(model, edges)
-    devices = {name: device_of(modules[name]) for name in plan}
     for name, of_owner in plan.items():
-        of_owner.to(devices[name]).train(model.training)
-    if len(set(devices.values())) > 1:
+        of_owner.to(device_of(modules[name])).train(model.training)
+    if len({device_of(modules[name]) for name in plan}) > 1:
         scale.to("cpu")  # a single number on the CPU meets tensors of any device
     attach_(model, plan, recipe.steps)
     model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
@@ -285,17 +267,13 @@ def revert_(model: Network) -> Network:
     return model
 
 
-def _owners(model: nn.Module) -> list[Neurons]:
-    return [module for module in model.modules() if isinstance(module, Neurons)]
-
-
 def is_rounded(model: nn.Module) -> bool:
     """Return whether a network was made for integer inference."""
-    return any(neurons.weights != Neurons.weights for neurons in _owners(model))
+    return any(owner.weights != Neurons.weights for owner in owners_of(model))
 
 
 def is_converted(model: nn.Module) -> bool:
-    return bool(_owners(model))
+    return bool(owners_of(model))
 
 
 def conversion_of(model: nn.Module) -> Conversion:
@@ -305,26 +283,23 @@ def conversion_of(model: nn.Module) -> Conversion:
         raise UsageError(
             f"this {type(model).__name__} is not converted, or only a part of a converted network. Convert it first."
         )
-    scale = _scale(model)
-    if scale is None or bool(Scale(conversion.recipe.scale).value == scale.value):
-        return conversion
-    return Conversion(conversion.thresholds, conversion.recipe.replace(scale=float(scale.value)))
-
-
-def _scale(model: nn.Module) -> Scale | None:
-    return next((module for module in model.modules() if isinstance(module, Scale)), None)
+    for scale in (module for module in model.modules() if isinstance(module, Scale)):
+        if scale.value != Scale(conversion.recipe.scale).value:
+            return replace(conversion, recipe=conversion.recipe.replace(scale=float(scale.value)))
+    return conversion
 
 
 def scale_of(model: nn.Module) -> Scale:
     """Return the one λ that all neurons of a converted network share."""
-    if (scale := _scale(model)) is None:
-        raise UsageError("this network has no neuron with a scale. Convert it first, with neuron='sfn'.")
-    return scale
+    for module in model.modules():
+        if isinstance(module, Scale):
+            return module
+    raise UsageError("this network has no neuron with a scale. Convert it first, with neuron='sfn'.")
 
 
 def steps_of(model: nn.Module) -> int:
     """Return T, the number of passes that one forward of a converted network makes."""
-    return next((owner.clock.timesteps for owner in _owners(model) if owner.clock is not None), 1)
+    return next((owner.clock.timesteps for owner in owners_of(model) if owner.clock is not None), 1)
 
 
 def set_scale_(model: nn.Module, scale: float) -> None:
@@ -334,20 +309,17 @@ def set_scale_(model: nn.Module, scale: float) -> None:
 
 def table(model: nn.Module) -> list[dict[str, Any]]:
     """Return one row per site of a converted network: what spikes, its thresholds, what stays analog and why."""
-    owners, rows = {neurons.owner: neurons for neurons in _owners(model)}, []
+    rows = []
     for site, neuron in named_neurons(model):
-        owner, what = owners[site.owner], neuron.extra_repr()
-        what = f"analog: {what}" if isinstance(neuron, Analog) else what
-        if (calls := owner.calls.get(site.key, 1)) > 1:
-            what += f", shared by {calls:g} calls per forward"
-        role = owner.roles.get(site.key, "")
-        rows.append({"site": str(site), "role": role, "spikes": is_spiking(neuron), "neuron": what})
+        what = ("analog: " if isinstance(neuron, Analog) else "") + neuron.extra_repr()
+        if neuron.calls > 1:
+            what += f", shared by {neuron.calls:g} calls per forward"
+        rows.append({"site": str(site), "role": neuron.role, "spikes": is_spiking(neuron), "neuron": what})
     return rows
 
 
 def _table(model: nn.Module) -> str:
     rows = table(model)
-    width = max(len(row["site"]) for row in rows)
-    spiking = sum(row["spikes"] for row in rows)
+    width, spiking = max(len(row["site"]) for row in rows), sum(row["spikes"] for row in rows)
     lines = [f"{row['site']:<{width}}  {row['neuron']}" for row in rows]
     return "\n".join([f"{spiking} of {len(rows)} sites spike", *lines, ""])

@@ -24,10 +24,9 @@ class Passes:
     """The passes of one forward: the current pass, and a membrane for each call of a site within a pass."""
 
     now: int = 1
+    # the sum of currents so far, the potential, and the sum of outputs
     membranes: dict[tuple[Site, int], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    """The sum of currents so far, the potential, and the sum of outputs."""
-    calls: dict[Site, int] = field(default_factory=dict)
-    """How often each site was reached in this pass."""
+    calls: dict[Site, int] = field(default_factory=dict)  # how often each site was reached in this pass
 
 
 class Clock:

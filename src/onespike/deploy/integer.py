@@ -19,7 +19,6 @@ from onespike.deploy.products import integer_form
 from onespike.errors import UsageError
 from onespike.neurons import Neuron
 from onespike.runtime.forward import check_network
-from onespike.sites import Site
 from onespike.sites.attention import attention_sites
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -127,9 +126,9 @@ def _form(module: Any, product: Weighted) -> tuple[Any, Tensor] | str:
 def _attend_(module: nn.Module, owner: Neurons) -> int:
     """Give attention within an owner its integer form: products number n (q·kᵀ) and n + 1 (A·v)."""
     made = 0
-    for key, role in owner.roles.items():
-        site = Site.of(owner.owner, key)
-        if role != "softmax" or site.operation != "matmul" or site.role != "lhs" or not site.number:
+    for place in owner.values():
+        site: Any = place.site
+        if place.role != "softmax" or site.operation != "matmul" or site.role != "lhs" or not site.number:
             continue
         names = attention_sites(site.number - 1)
         neurons: list[Any] = [owner._modules.get(name) for name in names]

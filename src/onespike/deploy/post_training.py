@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from onespike.errors import UsageError, unknown
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating
-from onespike.sites import Operand, Visit, Visitor, visiting
+from onespike.sites import Operand, Site, Visit, Visitor, visiting
 
 CLIPS = tuple(k / 20 for k in range(20, 3, -1))
 """Shares of a range to try."""
@@ -86,14 +86,14 @@ class Observed(Visitor):
         weights: number of a parameter → the axis of its output channels.
     """
 
-    ranges: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    rows: dict[str, Tensor] = field(default_factory=dict)
+    ranges: dict[Site, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    rows: dict[Site, Tensor] = field(default_factory=dict)
     weights: dict[int, int] = field(default_factory=dict)
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         if operand.site.is_activation:
             return x
-        site, axis = str(operand.site), _axis(operand, x)
+        site, axis = operand.site, _axis(operand, x)
         weight = operand.product.operands.get("weight")
         if isinstance(weight, nn.Parameter) and operand.site.role == "input":
             inputs = weight.shape[1] * operand.product.groups
@@ -162,9 +162,9 @@ class Quantized(nn.Module):
             return self.model(*args, **kwargs)
 
     def _rounded(self, operand: Operand, x: Tensor) -> Tensor:
-        if str(operand.site) not in self.ranges:  # a ReLU, or a path that calibration did not take
+        site, axis = operand.site, _axis(operand, x)
+        if site not in self.ranges:  # a ReLU, or a path that calibration did not take
             return x
-        site, axis = str(operand.site), _axis(operand, x)
         rows = x if axis is None else x.movedim(axis, -1)
         low, high = (end.to(x) for end in self.ranges[site])
         value = rounded(rows, low, high, self.bits)

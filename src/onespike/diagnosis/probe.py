@@ -93,23 +93,23 @@ def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:
 
     The original is the converted network with all sites analog.
     """
-    originals: dict[str, list[Tensor]] = {}
+    originals: dict[Site, list[Tensor]] = {}
     ratios: list[tuple[str, float]] = []
 
     def sample(x: Tensor) -> Tensor:
         return x.detach().flatten()[:: max(1, x.numel() // SAMPLED)].double()
 
     def original(operand: Operand, x: Tensor) -> Tensor:
-        originals.setdefault(str(operand.site), []).append(sample(x))
+        originals.setdefault(operand.site, []).append(sample(x))
         return x
 
     def spiking(operand: Operand, x: Tensor) -> Tensor:
-        site = str(operand.site)
+        site = operand.site
         if originals.get(site):
             expected, actual = originals[site].pop(0), sample(x)
             if expected.shape == actual.shape:
                 noise = float((expected - actual).square().sum())
-                ratios.append((site, decibels(float(expected.square().sum()), noise)))
+                ratios.append((str(site), decibels(float(expected.square().sum()), noise)))
         return operand.value(x)
 
     inputs = to(inputs, device_of(snn))
@@ -126,7 +126,7 @@ def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, di
     were seen and how many are `carrying` such a value, the `first` ones of their inputs among these, and the most
     frequent ones as the task has `named` them.
     """
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[Site, dict[str, Any]] = {}
     batch: Any = None
 
     def visit(operand: Operand, x: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, di
         if not is_spiking(neuron) or operand.site.operation != "linear" or x.dim() < 2:
             return x
         empty = {"largest": 0.0, "reach": 0.0, "rows": 0, "carrying": 0, "first": 0, "named": Counter()}
-        row = rows.setdefault(str(operand.site), empty)
+        row = rows.setdefault(operand.site, empty)
         sent = neuron(x).abs()
         far = (neuron.counts(x).abs() == neuron.largest) & (x.abs() > FAR * sent)
         carrying = far.any(-1)
@@ -157,4 +157,4 @@ def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, di
             call(snn, batch)
     far_ones = [(site, row) for site, row in rows.items() if row["carrying"]]
     far_ones.sort(key=lambda pair: -pair[1]["largest"] / max(pair[1]["reach"], 1e-30))
-    return {site: {**row, "named": dict(row["named"].most_common(NAMED))} for site, row in far_ones}
+    return {str(site): {**row, "named": dict(row["named"].most_common(NAMED))} for site, row in far_ones}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from onespike.conversion.firing import Analog, Neurons, is_spiking
+from onespike.conversion.firing import Analog, is_spiking, owners_of
 from onespike.energy.analog_functions import AnalogFunctions
 from onespike.energy.columns import READINGS
 from onespike.energy.ledger import Ledger, SiteCount, add_up, sample
@@ -22,7 +22,7 @@ from onespike.neurons import Neuron
 from onespike.runtime.batches import call, count
 from onespike.runtime.forward import evaluating
 from onespike.sites import Operand, Product, Site, Visitor, visiting
-from onespike.sites.coverage import Coverage, Operations, Owners
+from onespike.sites.coverage import Operations, Owners
 from onespike.sites.padding import mask_of, real
 
 NEGLIGIBLE = 1e-3
@@ -201,7 +201,7 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
             has some.
     """
     ledger, thread = ledger if ledger is not None else Ledger(), get_ident()
-    meter, places = Meter(ledger), [module for module in model.modules() if isinstance(module, Neurons)]
+    meter, places = Meter(ledger), owners_of(model)
 
     def count_inputs(model: nn.Module, args: Any, kwargs: Any) -> None:
         if thread == get_ident():
@@ -219,9 +219,10 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
             meter.functions = AnalogFunctions(ledger)
             stack.enter_context(meter.functions)
         if watch:
-            owners, meter.coverage = Owners(model), Coverage()
+            owners = Owners(model)
             stack.enter_context(owners.following())
             # the original network, whose MACs these are, runs once
             once = lambda: not places or places[0].timestep == 1  # noqa: E731
-            stack.enter_context(Operations(owners, meter.coverage, ledger.unruled, once))
+            meter.operations = Operations(owners, ledger.unruled, once)
+            stack.enter_context(meter.operations)
         yield ledger

@@ -49,8 +49,8 @@ def _tick(operand: Operand, x: Tensor) -> Tensor:
     return operand.value(x)
 
 
-def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[str]:
-    neurons = {str(site): neuron for site, neuron in named_neurons(model)}
+def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[Site]:
+    neurons = dict(named_neurons(model))
     for neuron in neurons.values():
         neuron.register_buffer("ticks", torch.zeros((), device=device_of(model)), persistent=False)
     try:
@@ -79,16 +79,16 @@ def verify(
     ledger = counted(model, batch, watch=True)
     places = dict(named_neurons(model))
     neurons = [site for site, neuron in places.items() if isinstance(neuron, Neuron)]
-    rows = {str(site): ledger.sites[site] for site in neurons if site in ledger.sites}
+    rows = {site: ledger.sites[site] for site in neurons if site in ledger.sites}
     reached = set(rows)
     if compiled:
         reached &= _reached_when_compiled(model, batch, backend)
     shares = {site: row.saturated / row.elements for site, row in rows.items() if row.saturated}
     return Verification(
-        reached=tuple(site for site in map(str, neurons) if site in reached),
-        silent=tuple(site for site in map(str, neurons) if site not in reached),
-        dead=tuple(site for site, row in rows.items() if not row.active),
-        saturated={site: share for site, share in shares.items() if share > SATURATED_SHARE},
+        reached=tuple(str(site) for site in neurons if site in reached),
+        silent=tuple(str(site) for site in neurons if site not in reached),
+        dead=tuple(str(site) for site, row in rows.items() if not row.active),
+        saturated={str(site): share for site, share in shares.items() if share > SATURATED_SHARE},
         uncovered=tuple(
             f"{owner}:{operation}"
             for owner, operation in ledger.unruled

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from operator import is_
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onespike.kernels import build
-from onespike.kernels.layout import HUGE, PLANS, Plan, limits, plan
+from onespike.kernels.layout import PLANS, Plan, addresses, limits, plan
 from onespike.runtime.forward import InOrder
 from onespike.spikes import SpikeCode, fire_function
+from onespike.spikes.code import HUGE
 
 SMALL = 1 << 15
 """Elements below which a second thread costs more than it gives."""
@@ -60,13 +62,11 @@ def fire(x: Tensor, code: SpikeCode, plans: dict[Any, Plan], *, decoded: bool) -
         return None
     if x.device.type == "cpu":
         return _native(x, code, plans, decoded)
-    gpu = _gpu() if x.device.type == "cuda" else None
-    return None if gpu is None else _around(x, code, decoded, gpu.launch)
+    launch = _gpu_launch() if x.device.type == "cuda" else None
+    return None if launch is None else _around(x, code, decoded, launch)
 
 
-def _around(
-    x: Tensor, code: SpikeCode, decoded: bool, fire: Callable[[Tensor, SpikeCode, bool], Tensor | None]
-) -> Tensor | None:
+def _around(x: Tensor, code: SpikeCode, decoded: bool, fire: Callable[..., Tensor | None]) -> Tensor | None:
     """Apply center, gain and offset around the spikes, with torch's operations."""
     y = x if code.center is None and code.gain is None else code.coordinate(x)
     values = fire(y, code, decoded)
@@ -121,7 +121,7 @@ def _native(
     out = torch.empty_like(source)
     shape = source.shape, source.stride()
     way = plans.get(shape)
-    if way is None or not way.holds(code):
+    if way is None or not all(map(is_, way.code, code)) or way.places != addresses(code):
         way = plan(source, out, code, most or limits(code.positive, code.negative))
         if way is None:
             return None
@@ -137,10 +137,10 @@ def _native(
 
 
 @cache
-def _gpu() -> Any:
+def _gpu_launch() -> Any:
     try:
-        from onespike.kernels import gpu
+        from onespike.kernels.gpu import launch
     except ImportError as error:
         build.log.info("neurons run in their plain form on GPUs: %s", error)
         return None
-    return gpu
+    return launch

@@ -6,18 +6,17 @@ import ctypes
 import math
 from functools import lru_cache
 from itertools import pairwise
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onespike.spikes import SpikeCode
+from onespike.spikes.code import HUGE
 from onespike.spikes.fire_functions import HALF, FireFunction
 
 SHORT = 16
 """Elements below which a piece is copied first."""
-HUGE = torch.finfo(torch.float32).max
 DIMS = 6
 """The largest number of axes on the C side, once contiguous ones are joined."""
 OFF = torch.zeros(())
@@ -72,18 +71,13 @@ class _Fire(ctypes.Structure):
 
 
 class Plan(NamedTuple):
-    """One way through one shape. It keeps what it points to alive."""
+    """One way through one shape, for the tensors of one code at their addresses. It keeps what it points to alive."""
 
     code: SpikeCode
     places: tuple[int, ...]
     call: Any
     address: int
-    copied: bool
-    """Whether the input is copied into the result first."""
-
-    def holds(self, code: SpikeCode) -> bool:
-        """Return whether it was made for these tensors at their present addresses."""
-        return all(map(is_, self.code, code)) and self.places == addresses(code)
+    copied: bool  # the input is copied into the result first
 
 
 def addresses(code: SpikeCode) -> tuple[int, ...]:

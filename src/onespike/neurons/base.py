@@ -1,21 +1,21 @@
-"""The base of every neuron: thresholds in float32, spikes as integers, one name in the registry."""
+"""The base of every neuron: thresholds in float32, spikes as integers, one name in the registry; and λ, which they share."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onespike import kernels
 from onespike.errors import CalibrationError, UsageError
-from onespike.neurons.scale import Float32, Scale
+from onespike.sites.site import Site
 from onespike.spikes import SpikeCode, fire_function
+from onespike.spikes.code import by_side
 from onespike.spikes.fire_functions import recognize
 from onespike.spikes.levels import check_levels
-from onespike.spikes.signs import by_side
 
 
 def wants_gradient(x: Tensor) -> bool:
@@ -31,11 +31,75 @@ def straight_through(value: Tensor, x: Tensor, inside: Tensor | None = None) -> 
     return value.detach() + (through - through.detach())
 
 
+class Float32(nn.Module):
+    """A module whose buffers stay float32 under `.half()`, `.to(bfloat16)` or `.double()`.
+
+    A threshold rounded to half precision moves every spike, and casting back does not restore it.
+    """
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in self._buffers.items():
+            original = before[name]
+            if buffer is not None and original is not None and buffer.dtype != torch.float32:
+                self._buffers[name] = original.to(buffer.device)
+        return self
+
+
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest normal float32: smaller numbers lose digits, and are 0 on many devices."""
+
+
+def check_scale(value: float) -> None:
+    """Refuse a λ that is not in (0, 1], or that float32 would round to 0 or to a few digits."""
+    if not SMALLEST <= value <= 1:
+        least = (
+            f" and not below {SMALLEST:.1e}, the least that float32 holds in full" if 0 < value < 1 else ""
+        )
+        raise UsageError(f"scale must be in (0, 1]{least}, not {value:g}. The paper uses 0.25 to 0.36.")
+
+
+class Scale(Float32):
+    """λ of eq. 8: one number in (0, 1], shared by all neurons that hold this module.
+
+    >>> shared = Scale(0.25)
+    >>> shared.set_(0.5)
+    >>> shared
+    Scale(λ=0.5)
+    """
+
+    value: Tensor
+
+    def __init__(self, value: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.ones((), dtype=torch.float32))
+        self.set_(value)
+
+    def set_(self, value: float) -> None:
+        """Change λ in place: a compiled network reads the new value and is not compiled again."""
+        check_scale(value)
+        with torch.no_grad():
+            self.value.fill_(value)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Save a copy under the name of each neuron that holds it: tensor files refuse memory that names share."""
+        destination[f"{prefix}value"] = self.value if keep_vars else self.value.detach().clone()
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if not self.value.is_meta:
+            check_scale(float(self.value))
+
+    def extra_repr(self) -> str:
+        return f"λ={self.value.item():.4g}"
+
+
 class Neuron(Float32):
     """Turn activations into integer spikes in one call, and spikes into values: o = step±·spikes.
 
-    A subclass defines how many spikes a magnitude fires (`fire`) and the value of a spike (`steps`). A subclass of
-    `CodedNeuron` defines its code (`code`) instead of both.
+    A subclass defines how many spikes a magnitude fires (`fire`) and the value of a spike (`steps`), or it is `coded` and
+    defines its code (`code`) instead of both.
 
     Args:
         positive: θ⁺, a number or a tensor that broadcasts against the input; 0 switches the side off.
@@ -48,14 +112,12 @@ class Neuron(Float32):
     name: ClassVar[str] = "neuron"
     two_sided: ClassVar[bool] = True
     scaled: ClassVar[bool] = False
-    coded: ClassVar[bool] = False
-    """Whether its code defines what it fires, so that kernels and formats can do it."""
-    dense: ClassVar[bool] = False
-    """Whether its counts are numbers to multiply by, not spikes: an edge of the network in 8 bits."""
-    affine: ClassVar[bool] = False
-    """Whether it takes center, offset, gain and typical magnitude."""
-    site: str = ""
-    """Where it stands, for messages."""
+    coded: ClassVar[bool] = False  # its code defines what it fires, so that kernels and formats can do it
+    dense: ClassVar[bool] = False  # its counts are numbers to multiply by, not spikes: an edge in 8 bits
+    affine: ClassVar[bool] = False  # it takes center, offset, gain and typical magnitude
+    site: Site | None = None  # where it stands in a converted network
+    role: str = ""  # of that site
+    calls: float = 1  # per forward
     positive: Tensor
     negative: Tensor
 
@@ -75,7 +137,11 @@ class Neuron(Float32):
         for side, value in (("positive", positive), ("negative", negative)):
             # Cloned, since a threshold shared with its observer would change with it.
             self.register_buffer(side, torch.as_tensor(value).detach().to(torch.float32, copy=True))
+        self._plans: dict[Any, Any] = {}
         self._settle_sides()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plans": {}}  # they point to this neuron's tensors
 
     def _settle_sides(self) -> None:
         """Fix which sides are on, as Python booleans, so that traced code does not depend on data."""
@@ -127,7 +193,10 @@ class Neuron(Float32):
 
     def counts(self, x: Tensor) -> Tensor:
         """Return signed spike counts as float32, in which every count is exact; NaN stays NaN."""
-        return by_side(x.float(), *self.active((self.positive, self.negative)), self.fire)
+        if not self.coded:
+            return by_side(x.float(), *self.active((self.positive, self.negative)), self.fire)
+        fused = self.fused(x, decoded=False)
+        return self.code().fire(x) if fused is None else fused
 
     def spikes(self, x: Tensor) -> Tensor:
         """Return signed spike counts as int32; NaN, which has no integer, becomes 0."""
@@ -144,7 +213,7 @@ class Neuron(Float32):
 
     def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
         """Return `forward(x)` if decoded, else `counts(x)`, bit for bit in one pass; None if no kernel fits."""
-        return None
+        return kernels.fire(x, self.code(), self._plans, decoded=decoded) if self.coded else None
 
     def step(self, current: Tensor, potential: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Run one step of many: the counts that v + x(t) fires, their value, and what remains; v(0) = 0 is None.
@@ -153,14 +222,16 @@ class Neuron(Float32):
         where the mean is not, so a side that is off then fires with the threshold of the other side.
         """
         latent = current if potential is None else potential + current
-        first = potential is None or all(self._on) or not self.two_sided
-        fired = self.counts(latent) if first else self.mirrored_counts(latent)
-        value = self.code().settled(latent).decode(fired)
+        code = self.code()
+        if potential is None or all(self._on) or not self.two_sided:
+            fired = self.counts(latent)
+        elif self.coded:  # mirrored at the center
+            y = code.coordinate(latent)
+            fired = code.fire_coordinate(y) - code.fire_coordinate(-y)
+        else:
+            fired = self.counts(latent) - self.counts(-latent)
+        value = code.settled(latent).decode(fired)
         return fired, value, latent - value
-
-    def mirrored_counts(self, x: Tensor) -> Tensor:
-        """Return the `counts` of a one-sided neuron, as if the other side had the same threshold."""
-        return self.counts(x) - self.counts(-x)
 
     def cut(self, part: Callable[[Tensor], Tensor]) -> Neuron:
         """Return the same neuron for a part of its input; `part` takes that part of a tensor that broadcasts."""
@@ -197,32 +268,6 @@ class Neuron(Float32):
             text = ",".join(str(y) for y in self.levels[:4])
             text += f"… {len(self.levels)} up to {self.largest}" if len(self.levels) > 4 else ""
         return f"levels={text}" + ("" if self.rounding == "paper" else f", rounding={self.rounding}")
-
-
-class CodedNeuron(Neuron):
-    """o = decode(fire(x)), both of its `code`: by a kernel where one fits, bit for bit, else as they are defined."""
-
-    coded = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._plans: dict[Any, Any] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}  # they point to this neuron's tensors
-
-    def fused(self, x: Tensor, *, decoded: bool) -> Tensor | None:
-        return kernels.fire(x, self.code(), self._plans, decoded=decoded)
-
-    def counts(self, x: Tensor) -> Tensor:
-        fused = self.fused(x, decoded=False)
-        return self.code().fire(x) if fused is None else fused
-
-    def mirrored_counts(self, x: Tensor) -> Tensor:
-        """Return the counts mirrored at the center."""
-        code = self.code()
-        y = code.coordinate(x)
-        return code.fire_coordinate(y) - code.fire_coordinate(-y)
 
 
 def _brief(threshold: Tensor) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onespike.neurons.base import CodedNeuron, Neuron, neuron
+from onespike.neurons.base import Neuron, neuron
 from onespike.neurons.scale_and_fire import ScaleFire
 from onespike.spikes import SpikeCode, fire_function
 
@@ -92,8 +92,10 @@ class DualIntegrateFire(IntegrateFire):
 
 
 @neuron("mtn")
-class MultiThreshold(_Divided, CodedNeuron):
+class MultiThreshold(_Divided):
     """o = θ_M·clip(⌊(x + θ_M/2)/θ_M⌋, 0, N) with θ_M = θ/N (eq. 6); positive side only."""
+
+    coded = True
 
     def _settle_sides(self) -> None:
         super()._settle_sides()

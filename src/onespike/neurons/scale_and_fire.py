@@ -1,4 +1,7 @@
-"""The paper's scale-and-fire neuron: a whole activation in one step, as one integer spike."""
+"""The paper's scale-and-fire neuron: a whole activation in one step, as one integer spike.
+
+The edges of a network in 8 bits, pixels and what the output layer receives, are one with even levels.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import torch
 from torch import Tensor
 
 from onespike.errors import UsageError
-from onespike.neurons.base import CodedNeuron, neuron
+from onespike.neurons.base import Neuron, neuron
 from onespike.spikes import SpikeCode
 
 
 @neuron("sfn")
-class ScaleFire(CodedNeuron):
+class ScaleFire(Neuron):
     """o = offset + gain·λθ±·G((x − center)/gain), G the largest level y_i with |x| ≥ λθ±(y_i − ½), signed like x.
 
     Without the constants, which calibration passes add, these are eqs. 8–14 of the paper. Only G is sent as spikes.
@@ -40,7 +43,7 @@ class ScaleFire(CodedNeuron):
     ([2, 1], [3.0, 4.0])
     """
 
-    scaled, affine = True, True
+    coded, scaled, affine = True, True, True
     shifts: ClassVar[bool] = True
     """Whether the gain of a row by its magnitude is a power of two."""
 
@@ -103,3 +106,43 @@ class ScaleFire(CodedNeuron):
     def steps(self) -> tuple[Tensor, Tensor]:
         """λθ±."""
         return self.code().units()
+
+
+UNSIGNED, SIGNED = tuple(range(1, 256)), tuple(range(1, 128))
+"""The integers beside 0; −128 is left out, so that both signs reach equally far."""
+
+
+def eight_bits(low: Tensor, high: Tensor, centered: bool = True) -> dict[str, Any]:
+    """Return the fields of a threshold that codes values from low to high in 8 bits.
+
+    With a range for each channel there are 256 points from low to high, so that 8-bit pixels are coded exactly, whatever their
+    normalization; likewise for values that are never negative. Others take 127 points of each sign, and need no center; likewise
+    all that may not be `centered`.
+
+    >>> code = eight_bits(torch.tensor([[-2.0]]), torch.tensor([[3.1]]))
+    >>> round(float(code["positive"]), 3), code["center"].tolist(), len(code["levels"])
+    (0.02, [[-2.0]], 255)
+    """
+    levels, step, center = UNSIGNED, (high - low) / len(UNSIGNED), low if bool((low != 0).any()) else None
+    negative = torch.zeros(())
+    if (low.dim() == 0 or not centered) and bool((low < 0).any()):
+        levels, step, center = SIGNED, torch.maximum(-low, high) / len(SIGNED), None
+        negative = step.clone()
+    return {"positive": step, "negative": negative, "levels": levels, "center": center, "rounding": "nearest"}
+
+
+class EightBit(ScaleFire):
+    """o = center + step·round((x − center)/step), an 8-bit integer times the step: a number, not a spike.
+
+    Its product multiplies 8-bit integers and weights, and the ledger charges it as such.
+    """
+
+    name = "int8"
+    scaled, dense = False, True
+
+    def extra_repr(self) -> str:
+        return f"8-bit integers: {self.reason}"
+
+    def __init__(self, *args: Any, reason: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reason = reason

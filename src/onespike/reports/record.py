@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from onespike import runs
+from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import table
 from onespike.diagnosis.probe import trail
 from onespike.energy.columns import DEFINITION, meanings, reading_of
@@ -22,7 +23,6 @@ from onespike.runs import NetworkPair, Progress, no_progress
 from onespike.runs.recipe_text import convert_command, recipe_text, spike_call
 from onespike.runs.searching import searched
 from onespike.runtime.provenance import made, versions
-from onespike.sites import Site
 from onespike.tasks import Items, limit
 from onespike.tasks.intervals import Bounds, share_interval
 
@@ -145,13 +145,14 @@ def _front(
 
 def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
     """Return all sites in execution order, with their neuron or the reason they are analog."""
-    rows = {row["site"]: row for row in table(pair.snn)}
-    calibrated = [str(site) for site in pair.thresholds if str(site) in rows]
+    sites = [site for site, _ in named_neurons(pair.snn)]
+    rows = dict(zip(sites, table(pair.snn), strict=True))
+    calibrated = [site for site in pair.thresholds if site in rows]
     return [
         {
-            "site": site,
-            "kind": Site.parse(site).kind,
-            "block": block_of(site),
+            "site": str(site),
+            "kind": site.kind,
+            "block": block_of(str(site)),
             "role": rows[site]["role"],
             "spiking": rows[site]["spikes"],
             "neuron": rows[site]["neuron"],

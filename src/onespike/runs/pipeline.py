@@ -83,7 +83,8 @@ def spike(
     stream: Iterable[Any]
     inputs: Sequence[Any]
     if isinstance(batches, Inputs):
-        inputs, stream, total = batches, batches.stream(processes), batches.total(processes)
+        inputs, stream = batches, batches.stream(processes)
+        total = batch_count(batches.items, batches.size, processes)
     else:
         inputs = [inputs_of(model, batch) for batch in batches]  # passes read them several times
         if recipe.passes:

@@ -16,17 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
-PRODUCTS = frozenset([
-    "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul", "bilinear",
-    "_trilinear", "einsum", "tensordot", "convolution", "_convolution", "convolution_overrideable",
-    "mkldnn_linear", "mkldnn_convolution", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu",
-    "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
-    "_flash_attention_forward", "_efficient_attention_forward", "_addmm_activation", "_int_mm", "_scaled_mm",
-    "_grouped_mm", "_cudnn_rnn", "miopen_rnn", "_cdist_forward",
-])  # fmt: skip
-"""Operations that multiply activations by weights or by each other."""
+from onespike.sites.rules import PRODUCTS
 
 _SAMPLES = "samples at positions that the network computes"
 _GRIDS = "grid_sampler_2d grid_sampler_3d cudnn_grid_sampler torchvision.roi_align torchvision.ps_roi_align"
@@ -38,22 +28,6 @@ ANALOG = {
 """Products without a synapse that a spike could drive → why they stay analog; they are listed, not refused."""
 
 HARMLESS_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "torchvision", "_c10d_functional"})
-
-
-class Coverage:
-    """Whether a rule is running: its products are covered and need no further look."""
-
-    def __init__(self) -> None:
-        self.inside = False
-
-    @contextmanager
-    def within(self) -> Iterator[None]:
-        """Mark the block as the work of a rule."""
-        before, self.inside = self.inside, True
-        try:
-            yield
-        finally:
-            self.inside = before
 
 
 class Owners:
@@ -104,19 +78,27 @@ class Operations(TorchDispatchMode):
     def __init__(
         self,
         owners: Owners,
-        coverage: Coverage,
         uncovered: dict[tuple[str, str], int],
         counting: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.owners, self.coverage, self.uncovered, self.counting = owners, coverage, uncovered, counting
+        self.owners, self.uncovered, self.counting, self.in_rule = owners, uncovered, counting, False
         self.factors: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+
+    @contextmanager
+    def rule(self) -> Iterator[None]:
+        """Mark the block as the work of a rule: its products are covered and need no further look."""
+        before, self.in_rule = self.in_rule, True
+        try:
+            yield
+        finally:
+            self.in_rule = before
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.coverage.inside:
+        if self.in_rule:
             return function(*args, **kwargs)
         name, namespace = function._overloadpacket.__name__, function.namespace
         if namespace == "aten" and _is_composite(function):  # inference mode passes these on whole
@@ -129,7 +111,8 @@ class Operations(TorchDispatchMode):
         if operation in ANALOG:
             self._add(operation, _sampling_macs(name, args, result))
         elif name == "mul" and namespace == "aten":
-            if _multiplies_two(args):
+            factors = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
+            if len(factors) == 2 and factors[0] is not factors[1]:  # no scaling, and no square
                 self.factors[result] = result.numel()
         elif name == "sum" and namespace == "aten":
             self._add("weighted_sum", self.factors.get(args[0], 0))
@@ -141,12 +124,6 @@ class Operations(TorchDispatchMode):
         if (macs or unknown) and self.counting():
             key = (self.owners.current, operation)
             self.uncovered[key] = self.uncovered.get(key, 0) + macs
-
-
-def _multiplies_two(args: Any) -> bool:
-    """Return whether two tensors are multiplied; a scaling or a square is not a product of two."""
-    factors = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
-    return len(factors) == 2 and factors[0] is not factors[1]
 
 
 def _sampling_macs(name: str, args: Any, result: Any) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -15,17 +14,13 @@ from torch import Tensor
 class Synapses(NamedTuple):
     """A product as seen from one operand.
 
-    Attributes:
-        macs: multiply-accumulates of the whole product, as any operation counter states them (a convolution's
-            padding included).
-        fan_out: synapses behind each element, an integer or a tensor that broadcasts to the operand; the padding
-            is left out, so that unit spikes give exactly the sum of the unit-weight product.
-        outputs: elements that the product gives.
+    The padding of a convolution counts as MACs, as any operation counter states them, and not as fan-out: unit spikes give
+    exactly the sum of the unit-weight product.
     """
 
-    macs: int
-    fan_out: int | Tensor
-    outputs: int = 0
+    macs: int  # of the whole product
+    fan_out: int | Tensor  # synapses behind each element; it broadcasts to the operand
+    outputs: int = 0  # elements that the product gives
 
     @property
     def mean_fan_out(self) -> float:
@@ -38,20 +33,6 @@ def linear(x: Tensor, weight: Tensor) -> Synapses:
     """x·Wᵀ: every element meets each output."""
     rows = x.numel() // max(x.shape[-1], 1)
     return Synapses(x.numel() * weight.shape[0], weight.shape[0], rows * weight.shape[0])
-
-
-def matmul(a: Tensor, b: Tensor, operand: Tensor) -> Synapses:
-    """a @ b with torch's broadcasting, seen from `operand` (a or b).
-
-    >>> a, b = torch.zeros(2, 3), torch.zeros(4, 3, 5)
-    >>> matmul(a, b, a), matmul(a, b, b)
-    (Synapses(macs=120, fan_out=20, outputs=40), Synapses(macs=120, fan_out=2, outputs=40))
-    """
-    rows = a.shape[-2] if a.dim() > 1 else 1
-    columns = b.shape[-1] if b.dim() > 1 else 1
-    batch = math.prod(map(max, zip_longest(a.shape[-3::-1], b.shape[-3::-1], fillvalue=1)))
-    macs = batch * rows * a.shape[-1] * columns
-    return Synapses(macs, macs // max(operand.numel(), 1), batch * rows * columns)
 
 
 def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
@@ -82,45 +63,41 @@ def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synap
     (75, tensor([5, 5, 5, 5, 5, 0]), tensor([1, 4]))
     """
     if ends is None:
-        return matmul(a, b, operand)
+        return einsum("...ik,...kj", (a, b), operand)
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
-    whole = int(ends[-1])
-    sizes = ends.diff(prepend=ends.new_zeros(1)).long().view(-1, 1, 1)
-    if a.dim() == b.dim() == 2:
-        macs = rows * whole * columns
-        axis, across = (-1, columns) if operand is a else (-2, rows)
-    elif a.dim() == 2:
-        macs, axis, across = whole * inner * columns, -2, columns
-    else:
-        macs, axis, across = rows * inner * whole, -1, rows
-    outputs = len(ends) * rows * columns if a.dim() == b.dim() == 2 else macs // max(inner, 1)
+    whole, flat = int(ends[-1]), a.dim() == b.dim() == 2
+    sizes = [rows, inner, columns]
+    sizes[1 if flat else 0 if a.dim() == 2 else 2] = whole
+    macs = math.prod(sizes)
+    outputs = len(ends) * rows * columns if flat else macs // max(inner, 1)
     if operand.dim() == 3:  # the same for a whole group: how many rows, or columns, it meets
-        return Synapses(macs, sizes, outputs)
+        return Synapses(macs, ends.diff(prepend=ends.new_zeros(1)).long().view(-1, 1, 1), outputs)
+    axis, across = (-1 if flat else -2, columns) if operand is a else (-2 if flat else -1, rows)
     used = (torch.arange(operand.shape[axis], device=ends.device) < whole) * across
     return Synapses(macs, used.unsqueeze(-1) if axis == -2 else used, outputs)
 
 
 def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synapses:
-    """A product of two operands (or more, contracted in pairs) over the volume of all its indices."""
+    """A product of two operands (or more, contracted in pairs) over the volume of all its indices.
+
+    >>> a, b = torch.zeros(2, 3), torch.zeros(4, 3, 5)
+    >>> einsum("...ik,...kj", (a, b), a), einsum("...ik,...kj", (a, b), b)
+    (Synapses(macs=120, fan_out=20, outputs=40), Synapses(macs=120, fan_out=2, outputs=40))
+    """
+    terms, arrow, named = equation.replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    for term, x in zip(equation.split("->")[0].replace(" ", "").split(","), operands, strict=True):
+    for term, x in zip(terms.split(","), operands, strict=True):
         before, _, after = term.partition("...")
         hidden = x.dim() - len(before) - len(after) if "..." in term else 0
         names = [*before, *(f"...{hidden - i}" for i in range(hidden)), *after]
         for name, size in zip(names, x.shape, strict=True):
-            sizes[name] = max(sizes.get(name, 1), size)
+            sizes[name] = max(sizes.get(name, size), size)
+    if not arrow:  # the indices that occur once
+        named = "..." + "".join(name for name in sizes if terms.count(name) == 1)
     volume = math.prod(sizes.values())
-    outputs = math.prod(sizes[name] for name in _output_indices(equation, sizes))
+    broadcast = [name for name in sizes if name.startswith("...")] if "..." in named else []
+    outputs = math.prod(sizes[name] for name in (*named.replace("...", ""), *broadcast))
     return Synapses(volume * (len(operands) - 1), volume // max(operand.numel(), 1), outputs)
-
-
-def _output_indices(equation: str, sizes: Mapping[str, int]) -> list[str]:
-    """Return the indices of an einsum's output: those named, or else those that occur once."""
-    terms, arrow, named = equation.replace(" ", "").partition("->")
-    hidden = [name for name in sizes if name.startswith("...")]
-    if not arrow:
-        return [name for name in sizes if terms.count(name) == 1] + hidden
-    return [*named.replace("...", ""), *(hidden if "..." in named else ())]
 
 
 def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:

@@ -47,13 +47,13 @@ def _token_axis(site: Site, x: Tensor, mask: Tensor | None) -> int | None:
     """Return an operand's token axis, counted from the back; None if no axis has this length."""
     if mask is None or x.dim() < 3 or len(x) != len(mask):
         return None
-    fits = [axis for axis in (-2, -1) if x.shape[axis] == mask.shape[1]]
-    if site.operation == "linear" or site.role == "lhs":
-        return -2 if -2 in fits else None
-    if site.operation != "matmul" or not fits:
-        return None
     # kᵀ has tokens last, v last but one; where both fit, attention multiplies by kᵀ first
-    return fits[0] if len(fits) == 1 else (-1 if (site.number or 0) % 2 == 0 else -2)
+    axes: tuple[int, ...] = (-2, -1) if (site.number or 0) % 2 else (-1, -2)
+    if site.operation == "linear" or site.role == "lhs":
+        axes = (-2,)
+    elif site.operation != "matmul":
+        return None
+    return next((axis for axis in axes if x.shape[axis] == mask.shape[1]), None)
 
 
 def real(site: Site, x: Tensor, mask: Tensor | None) -> Tensor | None:

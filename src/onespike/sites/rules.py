@@ -29,6 +29,17 @@ RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 """torch function → its rule."""
 LEAVES: set[Callable[..., Any]] = {F.linear, torch.matmul, torch.einsum}
 """The functions that rules end in: each call of one is one product."""
+PRODUCTS = frozenset([
+    "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul", "bilinear",
+    "_trilinear", "einsum", "tensordot", "convolution", "_convolution", "convolution_overrideable",
+    "mkldnn_linear", "mkldnn_convolution", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
+    "_flash_attention_forward", "_efficient_attention_forward", "_addmm_activation", "_int_mm", "_scaled_mm",
+    "_grouped_mm", "_cudnn_rnn", "miopen_rnn", "_cdist_forward",
+])  # fmt: skip
+"""Operations below torch's functions that are products: one that runs outside every rule is reported."""
 
 
 def synaptic(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -59,9 +70,10 @@ def _linear(visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = N
     def synapses(role: str) -> Synapses:
         if role == "input":
             return fan_out.linear(input, weight)
-        return fan_out.matmul(input, weight.mT, weight)
+        return fan_out.einsum(indices, (input, weight), weight)
 
-    product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear, indices="...k,jk")
+    indices = "...k,jk"
+    product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear, indices=indices)
     whole = visit.multiply(product, bias)
     return F.linear(visit(product, "input"), _weight(visit, product), bias) if whole is None else whole
 
@@ -83,13 +95,11 @@ def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]
             # a computed weight may spike: each meets every output position, padding included
             return of_input if role == "input" else of_input._replace(fan_out=of_input.macs // weight.numel())
 
+        groups = args[GROUPS] if len(args) > GROUPS else kwargs.get("groups", 1)
         product = Product(
-            "conv",
-            {"input": batch, "weight": weight},
-            synapses,
-            lambda x, w: function(x, w, None, *args, **kwargs),
-            args[GROUPS] if len(args) > GROUPS else kwargs.get("groups", 1),
-        )
+            "conv", {"input": batch, "weight": weight}, synapses,
+            lambda x, w: function(x, w, None, *args, **kwargs), groups,
+        )  # fmt: skip
         whole = visit.multiply(product, bias)
         if whole is not None:
             return whole.squeeze(0) if single else whole
@@ -113,7 +123,7 @@ def matrix_product(
 
     def synapses(role: str) -> Synapses:
         if visible is None:
-            return fan_out.matmul(lhs, rhs, operands[role])
+            return fan_out.einsum(indices, (lhs, rhs), operands[role])
         return (fan_out.weighted if weighted else fan_out.masked)(lhs, rhs, operands[role], visible)
 
     indices = ("...ik" if lhs.dim() > 1 else "k") + "," + ("...kj" if rhs.dim() > 1 else "k")
@@ -138,9 +148,7 @@ def _matmul(visit: Sites, input: Tensor, other: Tensor) -> Tensor:
     return torch.matmul(*visited(visit, input, other))
 
 
-@synaptic(Tensor.__rmatmul__)
-def _rmatmul(visit: Sites, input: Tensor, other: Tensor) -> Tensor:
-    return _matmul(visit, other, input)
+RULES[Tensor.__rmatmul__] = lambda visit, input, other: _matmul(visit, other, input)
 
 
 @synaptic(torch.addmm, torch.baddbmm, torch.addmv, Tensor.addmm, Tensor.baddbmm, Tensor.addmv)
@@ -163,14 +171,11 @@ def _grouped(
 ) -> Tensor:
     """Multiply the groups of a mixture of experts: each expert has its group of rows."""
     operands = {"lhs": input, "rhs": other}
+    multiply = partial(function, offs=offs)
     product = Product(
-        "matmul",
-        operands,
-        lambda role: fan_out.grouped(input, other, offs, operands[role]),
-        lambda lhs, rhs: function(lhs, rhs, offs=offs),
+        "matmul", operands, lambda role: fan_out.grouped(input, other, offs, operands[role]), multiply
     )
-    lhs, rhs = visit(product, "lhs"), visit(product, "rhs")
-    return function(lhs, rhs, offs=offs, **kwargs)
+    return multiply(visit(product, "lhs"), visit(product, "rhs"), **kwargs)
 
 
 RULES[torch._grouped_mm] = partial(_grouped, torch._grouped_mm)
@@ -213,16 +218,10 @@ def _einsum(visit: Sites, equation: Any, *operands: Any) -> Tensor:
 @synaptic(F.relu, torch.relu, Tensor.relu)
 def _relu(visit: Sites, input: Tensor, inplace: bool = False) -> Tensor:
     """Visit a neuron's place under `placement="activation"`; otherwise the visit returns its input."""
-    value = visit(Product("relu", {"input": input}, _no_synapses, F.relu), "input")
+    value = visit(Product("relu", {"input": input}, lambda role: Synapses(0, 0), F.relu), "input")
     if value is input:
         return F.relu(input, inplace)
     return input.copy_(F.relu(value)) if inplace else F.relu(value)
 
 
-def _no_synapses(role: str) -> Synapses:
-    return Synapses(0, 0)
-
-
-@synaptic(torch.relu_, Tensor.relu_)
-def _relu_(visit: Sites, input: Tensor) -> Tensor:
-    return _relu(visit, input, inplace=True)
+synaptic(torch.relu_, Tensor.relu_)(partial(_relu, inplace=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -64,14 +63,6 @@ class Site(NamedTuple):
         return self._replace(role=role)
 
     @staticmethod
-    @lru_cache(maxsize=65536)
-    def of(owner: str, key: str) -> Site:
-        match = _KEY.fullmatch(key)
-        if match is None:
-            return Site(owner, key)
-        return Site(owner, match["operation"], int(match["number"]), match["role"])
-
-    @staticmethod
     def parse(text: str) -> Site:
         foreign = "::" in text  # another library's operation, such as roi:torchvision::roi_align
         owner, colon, key = text.partition(":") if foreign else text.rpartition(":")
@@ -79,7 +70,10 @@ class Site(NamedTuple):
             raise UsageError(
                 f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs."
             )
-        return Site.of(owner, key)
+        match = _KEY.fullmatch(key)
+        if match is None:
+            return Site(owner, key)
+        return Site(owner, match["operation"], int(match["number"]), match["role"])
 
 
 class Rows(NamedTuple):
@@ -93,35 +87,22 @@ class Rows(NamedTuple):
     def is_first(self) -> bool:
         return not self.start
 
-    @property
-    def is_last(self) -> bool:
-        return self.stop == self.of
-
     def cut(self, x: Tensor) -> Tensor:
         """Return these rows of a tensor that broadcasts to the operand; all of it if it is the same for every row."""
         return x[..., self.start : self.stop, :] if x.dim() > 1 and x.shape[-2] > 1 else x
 
 
 class Product(NamedTuple):
-    """One multiplication, as its rule hands it over.
-
-    Attributes:
-        operands: role → operand.
-        synapses: role → MACs and fan-out as seen from that operand; called only for counting.
-        multiply: the same product of other operands, without a bias.
-        visible: which query-key pairs are wanted, where a mask hides some.
-        weighted: whether `visible` marks nonzero elements of the first operand instead of wanted results.
-        indices: the indices of the operands as `torch.einsum` writes them; "" where they do not say it all.
-    """
+    """One multiplication, as its rule hands it over."""
 
     operation: str
-    operands: Mapping[str, Tensor]
-    synapses: Callable[[str], Synapses]
-    multiply: Callable[..., Tensor]
+    operands: Mapping[str, Tensor]  # by role
+    synapses: Callable[[str], Synapses]  # role → as seen from that operand; called only for counting
+    multiply: Callable[..., Tensor]  # the same product of other operands, without a bias
     groups: int = 1
-    visible: Tensor | None = None
-    weighted: bool = False
-    indices: str = ""
+    visible: Tensor | None = None  # which query-key pairs are wanted, where a mask hides some
+    weighted: bool = False  # `visible` marks nonzero elements of the first operand instead
+    indices: str = ""  # of the operands as `torch.einsum` writes them; "" where they do not say it all
 
 
 @dataclass(eq=False)
@@ -130,15 +111,11 @@ class Operand:
 
     site: Site
     product: Product
-    rows: Rows | None
-    """The rows of the operand that the tensor holds; None for all of them."""
-    role: str = ""
-    """The role of the site in calibration."""
+    rows: Rows | None  # those that the tensor holds; None for all of them
+    role: str = ""  # of the site in calibration
     timestep: int = 1
-    call: int | None = None
-    """How often the site has fired in this timestep; None in a network of one timestep."""
-    fired_by_product: bool = False
-    """The product multiplies integers, and fires the operand by itself."""
+    call: int | None = None  # how often the site has fired in this timestep; None where there is one alone
+    fired_by_product: bool = False  # the product multiplies integers, and fires the operand by itself
 
     @property
     def synapses(self) -> Synapses:

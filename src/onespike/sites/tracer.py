@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from onespike import kernels
 from onespike.errors import DataError
 from onespike.runtime.batches import call, inputs_of
-from onespike.sites.coverage import Coverage, Operations, Owners
+from onespike.sites.coverage import Operations, Owners
 from onespike.sites.rules import is_leaf
 from onespike.sites.site import Operand, Site
 from onespike.sites.unfused import plain
@@ -40,14 +40,12 @@ class SiteFacts:
 
     site: Site
     shape: tuple[int, ...]
-    first: float = 0
-    """The forward that reached it first."""
+    first: float = 0  # the forward that reached it first
     calls: int = 0
     forwards: int = 1
     macs: int = 0
     sources: frozenset[str] = frozenset()
-    moments: tuple[int, float, float] = (0, 0.0, 0.0)
-    """Of the current visit, over the blocks so far: the number of elements, their sum and the sum of their squares."""
+    moments: tuple[int, float, float] = (0, 0.0, 0.0)  # of this visit so far: size, sum and sum of squares
     fingerprint: tuple[Any, ...] | None = None
     varies: bool = False
 
@@ -99,7 +97,7 @@ class Tracer(TorchFunctionMode, Visitor):
     """
 
     blockwise = True
-    coverage: Coverage
+    operations: Operations
 
     def __init__(
         self,
@@ -111,7 +109,8 @@ class Tracer(TorchFunctionMode, Visitor):
         super().__init__()
         self.model, self.observe, self.activations, self.varying = model, observe, activations, varying
         self.forward: Callable[..., Any] = model
-        self.owners, self.coverage, self.trace = Owners(model), Coverage(), Trace(forwards=1)
+        self.owners, self.trace = Owners(model), Trace(forwards=1)
+        self.operations = Operations(self.owners, self.trace.uncovered)
         self.sources: MutableMapping[Tensor, frozenset[str]] = WeakTensorKeyDictionary()
         self.products: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
         self.pending: list[tuple[Site, frozenset[str]]] = []
@@ -121,10 +120,12 @@ class Tracer(TorchFunctionMode, Visitor):
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward and return the network's output."""
-        args, kwargs = tree_map_only(Tensor, self._start, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))  # separate tensors
+        for x in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
+            self.sources[x] = frozenset({IMAGE if x.is_floating_point() else TOKEN})
         trace = self.trace
-        operations = Operations(self.owners, self.coverage, trace.uncovered)
-        with plain(self.model), self.owners.following(), operations, self, NetworkSites(self, self.owners):
+        sites = NetworkSites(self, self.owners)
+        with plain(self.model), self.owners.following(), self.operations, self, sites:
             output = self.forward(*args, **kwargs)
         for x in (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
             sources = self.sources.get(x, frozenset())
@@ -136,17 +137,11 @@ class Tracer(TorchFunctionMode, Visitor):
         self._pair_norms()
         return output
 
-    def _start(self, x: Tensor) -> Tensor:
-        """Return an input of the network as a separate tensor."""
-        x = x.detach()
-        self.sources[x] = frozenset({IMAGE if x.is_floating_point() else TOKEN})
-        return x
-
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        if self.coverage.inside and is_leaf(function) and self.pending:
+        if self.operations.in_rule and is_leaf(function) and self.pending:
             self._multiplied(result)
         else:
             operands = [*_tensors(args), *_tensors(kwargs)]
@@ -199,7 +194,7 @@ class Tracer(TorchFunctionMode, Visitor):
             if not facts.varies:  # once it changes, there is nothing more to find out
                 (size, *before), new = facts.moments, kernels.moments(x)
                 facts.moments = (size + x.numel(), before[0] + new[0], before[1] + new[1])
-            if not facts.varies and (rows is None or rows.is_last):
+            if not facts.varies and (rows is None or rows.stop == rows.of):
                 size, *sums = facts.moments
                 # means, so that a constant operand is constant for any batch size; all softmax has one mean
                 fingerprint = tuple(x.shape[-2:]), *(f"{one / max(size, 1):.9g}" for one in sums)
@@ -252,8 +247,16 @@ def joined(*parts: Trace) -> Trace:
     """One trace of all batches; sites stand by the batch that reached them first, and within a batch as they ran."""
     whole = Trace()
     for facts in sorted((f for part in parts for f in part.sites.values()), key=lambda facts: facts.first):
-        before = whole.sites.get(facts.site)
-        whole.sites[facts.site] = facts if before is None else _both(before, facts)
+        before = whole.sites.setdefault(facts.site, facts)
+        if before is not facts:
+            whole.sites[facts.site] = replace(
+                before,
+                calls=before.calls + facts.calls,
+                forwards=before.forwards + facts.forwards,
+                macs=before.macs + facts.macs,
+                sources=before.sources | facts.sources,
+                varies=before.varies or facts.varies or before.fingerprint != facts.fingerprint,
+            )
     for part in parts:
         whole.uncovered.update(part.uncovered)
         for convolution, batchnorm in part.pairs.items():
@@ -266,14 +269,3 @@ def joined(*parts: Trace) -> Trace:
         whole.output_depends |= part.output_depends
     whole.heads -= whole.consumed
     return whole
-
-
-def _both(first: SiteFacts, other: SiteFacts) -> SiteFacts:
-    return replace(
-        first,
-        calls=first.calls + other.calls,
-        forwards=first.forwards + other.forwards,
-        macs=first.macs + other.macs,
-        sources=first.sources | other.sources,
-        varies=first.varies or other.varies or first.fingerprint != other.fingerprint,
-    )

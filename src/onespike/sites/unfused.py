@@ -6,7 +6,7 @@ reached. While a network is visited or converted, they run these definitions ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -24,21 +24,17 @@ def _additive(mask: Tensor, like: Tensor) -> Tensor:
 
 def _project(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the three projections; operands that are the same tensor share one product, as in torch."""
-    width, bias = module.embed_dim, module.in_proj_bias
-    if module._qkv_same_embed_dim and query is key and key is value:
-        q, k, v = F.linear(query, module.in_proj_weight, bias).split(width, -1)
-        return q, k, v
-    if module._qkv_same_embed_dim and key is value:
-        weights = module.in_proj_weight.split([width, 2 * width])
-        biases = (None, None) if bias is None else bias.split([width, 2 * width])
-        k, v = F.linear(key, weights[1], biases[1]).split(width, -1)
-        return F.linear(query, weights[0], biases[0]), k, v
-    if module._qkv_same_embed_dim:
-        weights = module.in_proj_weight.split(width)
-    else:
-        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    biases = (None,) * 3 if bias is None else bias.split(width)
-    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    width, bias, inputs = module.embed_dim, module.in_proj_bias, (query, key, value)
+    sizes = [width, 2 * width] if key is value else [width] * 3
+    sizes = [3 * width] if query is key and key is value else sizes
+    weights: Sequence[Tensor]
+    if not module._qkv_same_embed_dim:
+        sizes, weights = [width] * 3, (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    else:  # all of a weight is a parameter, parts of one are not
+        weights = (module.in_proj_weight,) if len(sizes) == 1 else module.in_proj_weight.split(sizes)
+    biases = (None,) * 3 if bias is None else bias.split(sizes)
+    products = (F.linear(x, weight, b) for x, weight, b in zip(inputs, weights, biases, strict=False))
+    q, k, v = (part for product in products for part in product.split(width, -1))
     return q, k, v
 
 
@@ -137,14 +133,11 @@ PLAIN: dict[Any, Callable[..., Any]] = {
 @contextmanager
 def plain(model: nn.Module) -> Iterator[None]:
     """Run torch's fused attention modules by their plain definitions within this context."""
-    changed = []
-    for module in model.modules():
-        definition = PLAIN.get(type(module).forward)
-        if definition is not None and "forward" not in module.__dict__:
-            module.forward = partial(definition, module)
-            changed.append(module)
+    fused = [m for m in model.modules() if type(m).forward in PLAIN and "forward" not in m.__dict__]
+    for module in fused:
+        module.forward = partial(PLAIN[type(module).forward], module)
     try:
         yield
     finally:
-        for module in changed:
+        for module in fused:
             del module.forward

@@ -17,22 +17,17 @@ from torch.overrides import TorchFunctionMode
 
 from onespike.errors import UsageError
 from onespike.runtime.forward import TURN
-from onespike.sites.coverage import Coverage, Owners
+from onespike.sites.coverage import Operations, Owners
 from onespike.sites.rules import rule_of
 from onespike.sites.site import Operand, Product, Rows, Site
 from onespike.sites.unfused import plain
 
 
 class Visitor:
-    """See every operand and return what the product receives instead.
+    """See every operand and return what the product receives instead."""
 
-    Attributes:
-        blockwise: whether attention probabilities may come in blocks of rows, from the first to the last.
-        coverage: told while a rule runs, for visitors that look for products outside every rule.
-    """
-
-    blockwise: bool = False
-    coverage: Coverage | None = None
+    blockwise: bool = False  # attention probabilities may come in blocks of rows, from the first to the last
+    operations: Operations | None = None  # told while a rule runs: they look for products outside every rule
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
         """See one operand; return what enters the product."""
@@ -95,8 +90,8 @@ class Sites(TorchFunctionMode):
         rule = rule_of(function)
         if rule is None:
             return function(*args, **(kwargs or {}))
-        coverage = self.visitor.coverage
-        with self.around(), nullcontext() if coverage is None else coverage.within():
+        operations = self.visitor.operations
+        with self.around(), nullcontext() if operations is None else operations.rule():
             return rule(self, *args, **(kwargs or {}))
 
 

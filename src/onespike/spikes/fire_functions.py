@@ -134,18 +134,13 @@ def recognize(levels: tuple[int, ...]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class FireFunction:
-    """G for some levels and a rounding: `function(a)` returns the counts of coordinates a.
-
-    Attributes:
-        pattern: (M, tail) where the closed form of eq. 12 gives the same counts in float32; else None.
-        form: the fastest of the forms above.
-    """
+    """G for some levels and a rounding: `function(a)` returns the counts of coordinates a."""
 
     levels: tuple[int, ...]
     rounding: str
     bounds: tuple[float, ...]
-    pattern: tuple[int, int] | None
-    form: Callable[[Tensor], Tensor]
+    pattern: tuple[int, int] | None  # (M, tail) where the closed form of eq. 12 is exact in float32
+    form: Callable[[Tensor], Tensor]  # the fastest of the forms above
 
     def __call__(self, a: Tensor) -> Tensor:
         return self.form(a)

@@ -144,13 +144,13 @@ def complexity(bench: Bench) -> Iterator[Row]:
         yield {"neuron": name, **times, "firing": bench.measure(recipe)["firing"]}
 
 
-def _chosen(bench: Bench) -> dict[str, str]:
+def _chosen(bench: Bench) -> dict[str, Site]:
     """Return a site from the middle of the network for each stage."""
     thresholds = bench.calibrated(preset("sformer"))
-    softmax = [str(site) for site, threshold in thresholds.items() if threshold.role == "softmax"]
+    softmax = [site for site, threshold in thresholds.items() if threshold.role == "softmax"]
     chosen = {}
     for stage, globs in STAGES.items():
-        named = [str(site) for site in thresholds if any(fnmatchcase(str(site), glob) for glob in globs)]
+        named = [site for site in thresholds if any(fnmatchcase(str(site), glob) for glob in globs)]
         sites = named if globs else softmax
         if not sites:
             raise DataError(
@@ -170,11 +170,11 @@ def _chosen(bench: Bench) -> dict[str, str]:
 def distributions(bench: Bench) -> list[Row]:
     def gather() -> dict[str, Any]:
         chosen = _chosen(bench)
-        values: dict[str, Tensor] = {}
+        values: dict[Site, Tensor] = {}
 
         def observe(site: Site, x: Tensor) -> None:
-            if str(site) in chosen.values():
-                values[str(site)] = x.detach().flatten().float().cpu()
+            if site in chosen.values():
+                values[site] = x.detach().flatten().float().cpu()
 
         x = bench.batch(bench.test, IMAGES)
         with evaluating(bench.ann):
@@ -184,7 +184,8 @@ def distributions(bench: Bench) -> list[Row]:
             counts, edges = torch.histogram(values[site], BINS)
             middles, shares = (edges[1:] + edges[:-1]) / 2, counts / len(values[site])
             for value, share in zip(middles.tolist(), shares.tolist(), strict=True):
-                rows.append({"stage": stage, "site": site, "scale": None, "value": value, "share": share})
+                case = {"stage": stage, "site": str(site), "scale": None}
+                rows.append({**case, "value": value, "share": share})
         site = chosen["pre-QKV"]
         x, threshold = values[site], bench.calibrated(preset("sformer"))[site]
         for scale in HISTOGRAM_SCALES:
@@ -192,7 +193,9 @@ def distributions(bench: Bench) -> list[Row]:
             fired = ScaleFire(*sides, levels=threshold.levels, scale=Scale(scale))(x)
             for value, number in zip(*map(Tensor.tolist, fired.unique(return_counts=True)), strict=True):
                 share = number / len(x)
-                rows.append({"stage": "spikes", "site": site, "scale": scale, "value": value, "share": share})
+                rows.append(
+                    {"stage": "spikes", "site": str(site), "scale": scale, "value": value, "share": share}
+                )
         return {"rows": rows}
 
     return list(bench.once("distributions", gather)["rows"])
