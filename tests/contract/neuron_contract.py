@@ -108,10 +108,8 @@ class NeuronContract:
             assert torch.equal(value, before[name]), name
 
     def test_follows_the_device(self) -> None:
-        moved = self.make().to("meta")
-        assert all(buffer.device.type == "meta" for buffer in moved.buffers())
-        both = self.make().to("meta", torch.float16)
-        assert all((b.device.type, b.dtype) == ("meta", torch.float32) for b in both.buffers())
+        for moved in (self.make().to("meta"), self.make().to("meta", torch.float16)):
+            assert all((b.device.type, b.dtype) == ("meta", torch.float32) for b in moved.buffers())
 
     def test_survives_deepcopy_pickle_and_state_dict(self) -> None:
         cell, x = self.make(), inputs()

@@ -43,7 +43,7 @@ def converted(causal: bool = False, constants: bool = False, **recipe: object) -
             "matmul1_lhs": (None, (HEADS, 1, 1), (TOKENS, 1)),
             "matmul1_rhs": ((HEADS, 1, 8), (HEADS, 1, 8), (TOKENS, 1)),
         }.items():
-            site = onespike.Site.of("", role)
+            site = onespike.Site.parse(f":{role}")
             old = entries[site]
             steps = old.positive * (0.5 + torch.rand(step, generator=generator))
             changes = {"positive": steps, "gain": 2.0 ** torch.randint(-1, 2, gain, generator=generator)}

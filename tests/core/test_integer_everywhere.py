@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import onespike
 from onespike import kernels
 from onespike.deploy.integer import optimize_
-from onespike.errors import UsageError
 from onespike.passes import PASSES
 from onespike.presets import PRESETS
 from passes.small_networks import attention, convolutional, tokens
@@ -60,13 +59,6 @@ def test_every_preset_of_one_step(name: str) -> None:
     check(attention(), tokens(), onespike.preset(name, io="spiking"))
     if not onespike.preset(name).passes and not name.startswith("paper"):  # those have another λ
         check(convolutional(), PICTURES, onespike.preset(name, io="spiking"))
-
-
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(AT_ONCE)))
-def test_several_steps_are_refused(name: str) -> None:
-    snn = onespike.spike(convolutional(), PICTURES, onespike.preset(name, fixed=()))
-    with pytest.raises(UsageError, match=r"integer inference is for one timestep\. Convert with steps=1"):
-        onespike.optimize(snn)
 
 
 def test_a_language_model_decodes_what_it_reads() -> None:

@@ -41,34 +41,28 @@ def test_convolution(operation, settings, shape, kernel):
     assert 2 * found.macs == counter.get_total_flops()
 
 
-MATRICES = (
-    [(2, 3), (3, 4)],
-    [(5, 2, 3), (3, 4)],
-    [(2, 3), (5, 3, 4)],
-    [(7, 1, 2, 3), (5, 3, 4)],
-    [(3,), (3,)],
-    [(3,), (3, 4)],
-)
+PRODUCTS = [
+    ("...ik,...kj", (2, 3), (3, 4)),
+    ("...ik,...kj", (5, 2, 3), (3, 4)),
+    ("...ik,...kj", (2, 3), (5, 3, 4)),
+    ("...ik,...kj", (7, 1, 2, 3), (5, 3, 4)),
+    ("k,k", (3,), (3,)),
+    ("k,...kj", (3,), (3, 4)),
+    ("ik,kj->ij", (2, 3), (3, 4)),
+    ("bik,bkj->bij", (5, 2, 3), (5, 3, 4)),
+    ("...k,kj->...j", (7, 3), (3, 4)),
+    ("bnd,bmd->bnm", (5, 2, 3), (5, 6, 3)),
+]
 
 
-@pytest.mark.parametrize(("a", "b"), MATRICES)
-def test_matmul(a, b):
-    y, z = torch.randint(0, 9, a).double(), torch.randint(0, 9, b).double()
-    ones = (torch.ones(a).double(), torch.ones(b).double())
-    assert float((y * synapses.matmul(y, z, y).fan_out).sum()) == float(torch.matmul(y, ones[1]).sum())
-    assert float((z * synapses.matmul(y, z, z).fan_out).sum()) == float(torch.matmul(ones[0], z).sum())
-    assert synapses.matmul(y, z, y).macs == float(torch.matmul(*ones).sum())
-
-
-@pytest.mark.parametrize("equation", ["ik,kj->ij", "bik,bkj->bij", "...k,kj->...j", "bnd,bmd->bnm"])
-def test_einsum(equation):
-    sizes = dict(i=2, k=3, j=4, b=5, n=2, m=6, d=3)
-    terms = equation.split("->")[0].split(",")
-    shapes = [[7, 3] if t == "...k" else [sizes[c] for c in t] for t in terms]
-    y, z = (torch.randint(0, 9, s).double() for s in shapes)
-    found = synapses.einsum(equation, (y, z), y)
-    assert float((y * found.fan_out).sum()) == float(torch.einsum(equation, y, torch.ones_like(z)).sum())
-    assert found.macs == float(torch.einsum(equation, torch.ones_like(y), torch.ones_like(z)).sum())
+@pytest.mark.parametrize(("equation", "left", "right"), PRODUCTS)
+def test_einsum(equation, left, right):
+    y, z = torch.randint(0, 9, left).double(), torch.randint(0, 9, right).double()
+    of_y, of_z = (synapses.einsum(equation, (y, z), operand) for operand in (y, z))
+    whole = torch.einsum(equation, torch.ones_like(y), torch.ones_like(z))
+    assert float((y * of_y.fan_out).sum()) == float(torch.einsum(equation, y, torch.ones_like(z)).sum())
+    assert float((z * of_z.fan_out).sum()) == float(torch.einsum(equation, torch.ones_like(y), z).sum())
+    assert (of_y.macs, of_y.outputs) == (float(whole.sum()), whole.numel())
 
 
 @pytest.mark.parametrize(

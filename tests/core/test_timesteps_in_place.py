@@ -118,8 +118,7 @@ def test_copies_within_a_forward_start_anew():
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
-    ("function", "name"),
-    [(nn.ReLU, "sformer"), (nn.LogSigmoid, "if"), (nn.LogSigmoid, "ecmt")],
+    ("function", "name"), [(nn.ReLU, "sformer"), (nn.LogSigmoid, "if"), (nn.LogSigmoid, "ecmt")]
 )
 def test_it_compiles_and_exports(function, name):
     """T passes are one graph, also where a side that is off takes back what the other sent."""

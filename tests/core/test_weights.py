@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import onespike
 from contract.conversion_contract import distance, randomize_, run, same_state, snapshot
-from contract.networks import Layers, converted, counted
+from contract.networks import Layers, converted
 from onespike import Recipe
 from onespike.conversion.weights import fold_, unfold_
 from onespike.errors import UsageError
@@ -71,27 +71,6 @@ def test_a_norm_without_running_statistics_stays():
     fold_(model, {"conv1": "norm1"})
     assert same_state(model, before)
     assert torch.equal(run(model, batches()[0]), expected)
-
-
-def test_the_recipe_decides():
-    model = network()
-    thresholds = onespike.calibrate(model, batches())
-    kept = onespike.convert(model, thresholds, onespike.Recipe(fold_batchnorm=False))
-    folded = onespike.convert(model, thresholds)
-    assert torch.equal(kept.conv1.weight, model.conv1.weight)
-    assert not torch.equal(folded.conv1.weight, model.conv1.weight)
-    assert distance(run(kept, batches()[0]), run(folded, batches()[0])) < 0.2
-    assert counted(kept, batches()[0]).functions == {"norm": 2 * 3 * 4 * 36}
-    assert counted(folded, batches()[0]).functions == {"norm": 3 * 4 * 36}
-
-
-def test_folded_networks_can_be_reloaded_and_reverted_after_a_copy():
-    model = network()
-    expected = run(model, batches()[0])
-    snn = copy.deepcopy(onespike.convert(model, onespike.calibrate(model, batches())))
-    onespike.revert_(snn)
-    assert same_state(snn, snapshot(model))
-    assert torch.equal(run(snn, batches()[0]), expected)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +137,10 @@ def test_the_network_is_near_the_analog_one_and_equal_on_integers():
     assert "integer_conv0_input" in dict(onespike.optimize(edges, integer_units=True)[0].named_children())
 
 
-def test_revert_restores_every_bit():
-    model, x = seeing(), pictures()[1]
-    assert same_state(onespike.revert_(converted(copy.deepcopy(model), x, EDGES)), snapshot(model))
+def test_revert_restores_every_bit_in_a_copy_too():
+    for model, x, recipe in ((network(), batches()[0], Recipe()), (seeing(), pictures()[1], EDGES)):
+        snn = onespike.revert_(copy.deepcopy(converted(model, x, recipe)))
+        assert same_state(snn, snapshot(model)) and torch.equal(run(snn, x), run(model, x))
 
 
 def test_a_tied_embedding_stays_tied():

@@ -251,11 +251,6 @@ def test_a_detector_that_finds_nothing_goes_on():
         onespike.calibrate(model, batches)
 
 
-def test_images_in_a_list_are_counted_one_by_one():
-    model, batches = TestMaskRCNN.build()
-    assert onespike.calibrate(model, batches).provenance["samples"] == 4
-
-
 def test_what_is_the_same_for_every_input_stays_analog_for_batches_of_any_size():
     """Object queries attend to each other before they see the image; a batch only repeats them."""
     model, batches = TestDetr.build()
