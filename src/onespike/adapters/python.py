@@ -91,9 +91,7 @@ def _parts(name: str) -> tuple[Path, ModuleType, str]:
 def _run(file: Path) -> ModuleType:
     """Run a file once, as Python does: what lies beside it can be imported, and classes are found by their module."""
     name = f"onespike_{file.stem}" if file.stem in sys.modules else file.stem
-    origin = importlib.util.spec_from_file_location(name, file)
-    if origin is None or origin.loader is None:
-        raise LoadError(f"{file}: this is no Python file. Give another.")
+    origin: Any = importlib.util.spec_from_file_location(name, file)
     module = sys.modules[name] = importlib.util.module_from_spec(origin)
     sys.path.insert(0, str(file.parent))
     try:

@@ -77,8 +77,6 @@ class Perplexity:
 
     def compute(self) -> dict[str, Any]:
         """Return `{"ann": {"perplexity"}, "snn": {…}, "agreement", "kl", …}`."""
-        if not self.rows:
-            raise DataError("no window was scored. Give a text.")
         columns = {name: [row[name] for row in self.rows] for name in self.rows[0]}
         positions, means = columns["positions"], [columns[name] for name in NETWORKS]
         ann, snn = (_exp(fmean(each)) for each in means)
