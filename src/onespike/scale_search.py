@@ -52,7 +52,6 @@ class Measurement:
 Hopeless = Callable[[int, float], bool]
 Objective = Callable[[float, Hopeless], Measurement]
 """objective(scale, hopeless) → Measurement; it may call hopeless(step, value so far) and give up."""
-Report = Callable[[Trial, int, int], None]
 
 
 def front(points: Sequence[tuple[float, float]], maximize: bool) -> list[int]:
@@ -102,7 +101,7 @@ def search(
     identity: Mapping[str, Any] | None = None,
     resume: bool = False,
     fresh: bool = False,
-    report: Report = lambda trial, done, total: None,
+    report: Callable[[Trial, int, int], None] = lambda trial, done, total: None,
 ) -> Search:
     """Find the best λ in (0, 1] in so many trials, including the `fixed` ones, tried first, and those of an earlier search.
 

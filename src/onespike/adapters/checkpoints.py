@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from onespike.adapters.base import LoadedModel, Source, cannot_download
 from onespike.errors import LoadError, first_line, require
-from onespike.runtime.offload import built_without_weights, stored_in
+from onespike.runtime.offload import TENSORS, stored_in
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
@@ -189,7 +189,7 @@ def load_from_disk(adapter: Any, name: str, source: Source, files: Sequence[Path
     for name, tensor in tensors.items():
         if wanted[name].dtype in REAL and tensor.dtype not in REAL:
             raise _other_type(place, name, tensor.dtype, wanted[name].dtype)
-    built_without_weights(model, tensors)
+    model.__dict__[TENSORS] = tensors
     return dataclasses.replace(loaded, weights=source.describe())
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from torch import nn
 
 from onespike.calibration.inputs import batch_count, batches_of
 from onespike.deploy.exports import Exported, export
-from onespike.deploy.exports.base import FORMATS, Request, prepare, size_of, verify
+from onespike.deploy.exports.base import FORMATS, Request, best_times, prepare, size_of, verify
 from onespike.deploy.exports.comparison import in_form_of
 from onespike.deploy.integer import optimize
 from onespike.deploy.post_training import GRANULARITIES, Observed, Quantized, observe, with_integer_weights
@@ -241,17 +239,13 @@ def benchmark_pair(
                 made[name] = _form(name, pair, first, Path(folder))
             except OnespikeError as error:
                 rows[name] = Row(name, refused=str(error))
-        metrics, times = {name: task.metric(items) for name in made}, dict.fromkeys(made, math.inf)
+        metrics = {name: task.metric(items) for name in made}
         scored = progress("scoring", len(batches))(batches)
         forwards: list[Callable[[Any], Any]] = [partial(call, pair.ann), *(run for run, _ in made.values())]
         for _, labels, (expected, *outputs) in pairwise((pair.ann, pair.snn), scored, forwards):
             for metric, output in zip(metrics.values(), outputs, strict=True):
                 metric.update(expected, output, labels)
-        for _ in range(ROUNDS):
-            for name, (run, _) in made.items():
-                started = time.perf_counter()
-                run(first)
-                times[name] = min(times[name], 1000 * (time.perf_counter() - started))
+        times = best_times({name: run for name, (run, _) in made.items()}, first, ROUNDS)
     for name, (_, size) in made.items():
         rows[name] = Row(name, task.headline(metrics[name].compute()), times[name], size)
     return [rows[name] for name in chosen]

@@ -50,7 +50,10 @@ class Processes:
             yield
         except Exception as error:
             if self.count > 1 and not self.ended:
-                self._gather(None, _portable(error, self.rank))
+                # errors of the user as they are, others with their traceback
+                plain = isinstance(error, (OnespikeError, OSError)) or out_of_memory(error)
+                lines = "".join(traceback.format_exception(error))
+                self._gather(None, error if plain else RuntimeError(f"process {self.rank} failed:\n{lines}"))
             raise
         self.exchange(None)
 
@@ -76,13 +79,6 @@ class Processes:
             ) from lost
         self.ended = any(failure is not None for _, failure in results)
         return results
-
-
-def _portable(error: Exception, rank: int) -> Exception:
-    """Return an error that another process can raise: user errors as they are, others with their traceback."""
-    if isinstance(error, (OnespikeError, OSError)) or out_of_memory(error):
-        return error
-    return RuntimeError(f"process {rank} failed:\n{''.join(traceback.format_exception(error))}")
 
 
 ALONE = Processes()

@@ -3,8 +3,8 @@
 `lie_in_blocks_` gives a network its `Blocks`, which `runtime.forward` asks how to run; the stages do not know of it.
 """
 
+from onespike.runtime.offload.blocks import TENSORS as TENSORS
 from onespike.runtime.offload.blocks import blocks_of as blocks_of
-from onespike.runtime.offload.blocks import built_without_weights as built_without_weights
 from onespike.runtime.offload.blocks import lie_in_blocks_ as lie_in_blocks_
 from onespike.runtime.offload.blocks import parse_size as parse_size
 from onespike.runtime.offload.stored import Stored as Stored

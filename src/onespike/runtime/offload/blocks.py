@@ -113,11 +113,6 @@ def blocks_of(model: nn.Module) -> Blocks | None:
     return model.__dict__.get(SCHEDULE)
 
 
-def built_without_weights(model: nn.Module, tensors: Mapping[str, Stored]) -> None:
-    """Tell a network without memory for its parameters where its parameters and buffers are."""
-    model.__dict__[TENSORS] = tensors
-
-
 def lie_in_blocks_(
     model: nn.Module, device: torch.device | str = "cpu", memory: int | None = None
 ) -> nn.Module:
