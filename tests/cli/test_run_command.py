@@ -11,7 +11,7 @@ from command_line import CALIBRATION, TEST, VIT, reseal, stored
 
 from onespike import adapters, runs
 from onespike.adapters import load_model
-from onespike.cli.run import searches
+from onespike.cli.convert import searches
 from onespike.recipe import preset
 from onespike.reports import record as report_record
 from onespike.runs import storage
@@ -47,7 +47,7 @@ def test_from_a_network_to_its_report(cli, tmp_path, monkeypatch):
 
 def test_it_searches_where_nothing_else_finds_the_steps(cli, tmp_path, images, monkeypatch):
     """All images come from one folder: a part calibrates, another part is searched on, the rest is measured on."""
-    monkeypatch.setattr("onespike.cli.run.TRIALS", 2)
+    monkeypatch.setattr("onespike.cli.convert.TRIALS", 2)
     run = tmp_path / "run"
     result = cli("run", VIT, "--data", images, "--out", run, "--preset", "sformer").good()
     assert stages(result) == ["convert", "search", "report"]

@@ -154,7 +154,7 @@ def small(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(timm, "create_model", lambda name, **_: small_vit())
     patch.setattr(torchvision.models, "get_model", lambda name, **_: small_detector())
     patch.setattr(record, "DRAWN_SCALES", (0.5,))
-    patch.setattr("onespike.cli.run.TRIALS", 2)
+    patch.setattr("onespike.cli.convert.TRIALS", 2)
     few = Preset("two passes", settings={"passes": ("nearest", "center"), "budget": 0.4, "energy": "binary"})
     patch.setitem(PRESETS, DEFAULT, few)
     patch.setattr(LiveServer, "serve_forever", interrupted)

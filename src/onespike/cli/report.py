@@ -49,9 +49,12 @@ def report(
     against --energy: on the images of --data, or else by the figures of their own reports.
     """
     from onespike.energy.columns import COLUMNS
+    from onespike.reports.pages import common_column, write_report
     from onespike.reports.record import gather
+    from onespike.reports.tables import comparison, figure
     from onespike.runs import evaluate_pair, load
     from onespike.runs.searching import measurable
+    from onespike.tasks import compared
 
     run, several = runs[0], len(runs) > 1
     if several and energy is not None and energy not in COLUMNS:
@@ -87,7 +90,13 @@ def report(
         for each, pair in ((each, pairs[each]) for each in runs):
             result = evaluate_pair(pair, items(each, pair), batch_size=batch_size, progress=output.progress)
             records.append({**gather(each, pair, None), "evaluation": result.to_dict()})
-    _compare(list(map(str, runs)), records, out or Path("onespike-compare"), energy)
+    names, folder = list(map(str, runs)), out or Path("onespike-compare")
+    with understood(", ".join(names), AGAIN):
+        output.line(write_report(folder, records, energy))
+        evaluations, column = [record["evaluation"] for record in records], energy or common_column(records)
+        more = {f"energy ({column})": [figure(one["energy"][column], 3) for one in evaluations]}
+        output.rows(*comparison("run", names, compared(evaluations), more), left=(0,))
+    output.tables(folder / "compare.csv", folder / "compare.tex")
     return "inspect", run
 
 
@@ -103,19 +112,6 @@ def report_pair(run: Path, pair: NetworkPair, items: Items | None, folder: Path,
         output.line()
         show.measured(record["evaluation"], pair.recipe.steps, pair.loaded.published_top1)
         output.tables(folder / "report.csv", folder / "report.tex")
-
-
-def _compare(names: list[str], records: list[dict[str, Any]], out: Path, energy: str | None) -> None:
-    from onespike.reports.pages import common_column, write_report
-    from onespike.reports.tables import comparison, figure
-    from onespike.tasks import compared
-
-    with understood(", ".join(names), AGAIN):
-        output.line(write_report(out, records, energy))
-        evaluations, column = [record["evaluation"] for record in records], energy or common_column(records)
-        more = {f"energy ({column})": [figure(one["energy"][column], 3) for one in evaluations]}
-        output.rows(*comparison("run", names, compared(evaluations), more), left=(0,))
-    output.tables(out / "compare.csv", out / "compare.tex")
 
 
 @dataclass(frozen=True)
