@@ -137,8 +137,8 @@ def spent(ledger: Watched, column: str, prices: Profile) -> dict[str, Any]:
             share = of_spikes * row[reading] / total if row["drives"] else 0.0
             facts = {"site": row["site"], "block": block_of(row["site"]), "spikes": row["spikes per neuron"]}
             pixels = base64.b64encode(small.tobytes()).decode()
-            drawn = {"width": small.shape[1], "height": len(small), "bytes": pixels}
-            sites.append({**facts, "share": share, "picture": drawn})
+            image = {"width": small.shape[1], "height": len(small), "bytes": pixels}
+            sites.append({**facts, "share": share, "picture": image})
     return {
         "sites": sites,
         "column": column,
