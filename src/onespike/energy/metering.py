@@ -192,13 +192,8 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     """Count every forward of a converted network within this context; the outputs do not change.
 
     Forwards of other threads are refused. Give those copies of the network and separate ledgers, and add the ledgers
-    up with `Ledger.merge`.
-
-    Args:
-        model: a converted network.
-        ledger: the ledger to continue; a new one by default.
-        watch: whether to look for products outside every rule, which costs time; by default only where the network
-            has some.
+    up with `Ledger.merge`. To `watch` for products outside every rule costs time; by default only networks that have
+    some are watched.
     """
     ledger, thread = ledger if ledger is not None else Ledger(), get_ident()
     meter, places = Meter(ledger), owners_of(model)
@@ -214,7 +209,7 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     with ExitStack() as stack:
         if places:
             stack.enter_context(visiting(model, meter))
-        stack.callback(model.register_forward_pre_hook(count_inputs, with_kwargs=True).remove)
+        stack.enter_context(model.register_forward_pre_hook(count_inputs, with_kwargs=True))
         if ledger.every == 1:
             meter.functions = AnalogFunctions(ledger)
             stack.enter_context(meter.functions)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from onespike.energy.ledger import Ledger
 from onespike.energy.metering import metered
+from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of, evaluating
 from onespike.sites.padding import mask_of
 
@@ -92,18 +93,14 @@ def write(
 
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     torch.manual_seed(seed)
-    hooks = [snn.register_forward_pre_hook(begin, with_kwargs=True), snn.register_forward_hook(end)]
-    try:
-        with evaluating(snn), counting:
-            ids = snn.generate(
-                **{name: value.to(device_of(snn)) for name, value in batch.items()},
-                max_new_tokens=tokens,
-                cache_implementation=cache,
-                disable_compile=True,
-                streamer=streamer,
-                **sampling,
-            )
-    finally:
-        for hook in hooks:
-            hook.remove()
+    before, after = snn.register_forward_pre_hook(begin, with_kwargs=True), snn.register_forward_hook(end)
+    with before, after, evaluating(snn), counting:
+        ids = snn.generate(
+            **to(batch, device_of(snn)),
+            max_new_tokens=tokens,
+            cache_implementation=cache,
+            disable_compile=True,
+            streamer=streamer,
+            **sampling,
+        )
     return Written(ids, tuple(forwards))

@@ -60,12 +60,8 @@ def pairwise(
 ) -> Iterator[tuple[Any, Any, tuple[Any, ...]]]:
     """Yield (inputs, labels, outputs of all networks), which are in evaluation and inference mode meanwhile.
 
-    The first network says where inputs go; if it lies in blocks, as many batches as fit go through it together.
-
-    Args:
-        networks: the original and those that are compared with it; a `Once` starts again with its first answer.
-        batches: (inputs, labels).
-        forwards: what runs on the inputs, if that is more than each network.
+    The first network says where inputs go; if it lies in blocks, as many batches as fit go through it together. A `Once`
+    starts again with its first answer. `forwards` run on the inputs, if that is more than each network.
 
     >>> import torch
     >>> double = nn.Linear(1, 1, bias=False).requires_grad_(False)

@@ -65,13 +65,9 @@ def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[Si
 def verify(
     model: nn.Module, batch: Any, *, compiled: bool = False, backend: str = "inductor"
 ) -> Verification:
-    """Run one batch through a converted network and report silent, dead and saturated neurons.
+    """Run one batch of any form through a converted network and report silent, dead and saturated neurons.
 
-    Args:
-        model: a converted network.
-        batch: a tensor, a tuple of positional arguments or a mapping of keyword arguments.
-        compiled: also run `torch.compile(model)`; a neuron counts as reached only if both runs reach it.
-        backend: the compiler backend of that run.
+    With `compiled`, `torch.compile(model, backend=backend)` runs, too, and a neuron counts as reached if both reach it.
     """
     if not is_converted(model):
         raise ConversionError("verify: this network has no neurons. Convert it first.")
