@@ -39,12 +39,14 @@ DOUBT = 8.0
 LEAST, MOST = 0.1, 1000.0
 """Bounds on the joint effect of errors, relative to their separate effects."""
 
+Levels = tuple[int, ...]
+
 
 @dataclass
 class Curve:
     """For one site and layout, by step unit and grid point: the loss g·e² and the additions per input."""
 
-    levels: tuple[int, ...]
+    levels: Levels
     steps: Tensor
     loss: Tensor
     cost: Tensor
@@ -62,7 +64,7 @@ class Choice(NamedTuple):
     """A layout and steps for one site: the minimized value, and the additions per input."""
 
     objective: float
-    levels: tuple[int, ...]
+    levels: Levels
     steps: Tensor
     additions: float
 
@@ -124,12 +126,7 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
 
 @one_thread()
 def curve(
-    state: PassState,
-    t: SiteThreshold,
-    levels: tuple[int, ...],
-    seen: list[Evidence],
-    fan_out: float,
-    column: str,
+    t: SiteThreshold, levels: Levels, seen: list[Evidence], fan_out: float, state: PassState, column: str
 ) -> Curve:
     """Fire the samples of a site at every step of the grid."""
     axes, spike_cost = state.axes[t.site].step, reading_of(column).additions
@@ -161,7 +158,7 @@ def curves_of(state: PassState, context: PassContext) -> Curves:
     for site, t in state.spiking.items():
         seen, row = evidence(t, drawn[site], rows[site], state.axes[site]), rows[site]
         layouts = state.layouts.get(site, (t.levels,))
-        curves[site] = [curve(state, t, levels, seen, row.fan_out, context.energy) for levels in layouts]
+        curves[site] = [curve(t, levels, seen, row.fan_out, state, context.energy) for levels in layouts]
     context.memory.curves = state, context.energy, curves
     return curves
 

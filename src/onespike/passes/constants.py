@@ -82,12 +82,11 @@ def sample_gain(threshold: SiteThreshold, group: Sample) -> Tensor:
 
 def shrunk(threshold: SiteThreshold, groups: list[Sample], percentile: float) -> float:
     """Return by how much the gains lower the top percentile of the values."""
-    sizes = torch.cat([threshold.centered(group.rows).abs().float().flatten() for group in groups])
-    gains = torch.cat(
-        [sample_gain(threshold, group).expand_as(group.rows).float().flatten() for group in groups]
-    )
-    rank = max(1, round(len(sizes) * (1 - percentile / 100)))
-    before, after = (float(x.kthvalue(rank).values) for x in (sizes, sizes / gains))
+    sizes = [threshold.centered(group.rows).abs().float() for group in groups]
+    scaled = [x / sample_gain(threshold, group).float() for x, group in zip(sizes, groups, strict=True)]
+    whole, less = (torch.cat([x.flatten() for x in parts]) for parts in (sizes, scaled))
+    rank = max(1, round(len(whole) * (1 - percentile / 100)))
+    before, after = (float(x.kthvalue(rank).values) for x in (whole, less))
     return after / before if before > 0 and after > 0 else 1.0
 
 
