@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.energy.columns import additions_within, reading_of
-from onespike.errors import UsageError
 from onespike.neurons.base import straight_through
 from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
@@ -88,11 +87,6 @@ def tune(state: PassState, context: PassContext) -> PassState:
 
     The best average of the path, or the start, on inputs that no step has seen is taken, and then meets the budget.
     """
-    for site, t in state.spiking.items():
-        if bool((t.negative > 0).any()) and not torch.equal(t.positive, t.negative):
-            raise UsageError(
-                f"the pass 'tune' learns one step for both signs, and {site} has two. Add the pass 'allocate'."
-            )
     goal = least(state, context)
     return fit(Training(state, context, goal).run(), context, goal)
 
