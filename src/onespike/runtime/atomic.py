@@ -100,10 +100,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, by its path there."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): sha256(file) for file in files}
+def digests(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder by its path there, or of a file as that of `.`."""
+    files = sorted(file for file in (path, *path.rglob("*")) if file.is_file())
+    return {file.relative_to(path).as_posix(): sha256(file) for file in files}
 
 
 def damage(file: Path, digest: str) -> str | None:

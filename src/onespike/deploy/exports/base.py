@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from onespike.deploy.exports.comparison import Answer, Comparison, Differences, compare, largest_class
 from onespike.deploy.integer import check_deployable, optimize
 from onespike.errors import LoadError, UsageError, unknown
-from onespike.runtime.atomic import atomic_files, damage, digests, sha256
+from onespike.runtime.atomic import atomic_files, damage, digests
 from onespike.runtime.batches import batches_of_inputs, call, count, take
 from onespike.runtime.forward import evaluating
 from onespike.runtime.provenance import stamped
@@ -216,7 +216,7 @@ def export(
             times = best_times(runs, batches[0])
         done = Exported(
             out, chosen.name, "integer" if form else "float", foreign.runtime, size_of(file), comparison, times,
-            count(batches[0]), foreign.notes, request.facts, digests_of(file),
+            count(batches[0]), foreign.notes, request.facts, digests(file),
         )  # fmt: skip
         report_of(file).write_text(sealed(json.loads(stamped(done.to_dict()))), encoding="utf-8")
     return done
@@ -263,11 +263,6 @@ def verify(
         file, chosen.name, record["form"], record["runtime"], size_of(file), comparison, {}, comparison.inputs,
         files=record["files"],
     )  # fmt: skip
-
-
-def digests_of(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of a file as that of `.`, or of all files of a folder by their paths there."""
-    return digests(path) if path.is_dir() else {".": sha256(path)}
 
 
 def size_of(path: Path) -> int:
