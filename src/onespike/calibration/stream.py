@@ -207,9 +207,8 @@ def calibrate(
 
 def _observed(processes: Processes, observer: _SiteObserver | None) -> _SiteObserver:
     """Return what all processes have seen at one site; some may not have reached it."""
-    for part in (
-        () if observer is None else (observer, observer.histogram)
-    ):  # they exchange what is on the CPU
+    parts = () if observer is None else (observer, observer.histogram)
+    for part in parts:  # they exchange what is on the CPU
         vars(part).update({name: x.cpu() for name, x in vars(part).items() if isinstance(x, Tensor)})
     return reduce(_SiteObserver.merge, filter(None, processes.exchange(observer)))
 

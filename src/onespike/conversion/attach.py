@@ -51,9 +51,7 @@ def _plain_forward(module: Any, before: None, *args: Any, **kwargs: Any) -> Any:
     return PLAIN[type(module).forward](module, *args, **kwargs)
 
 
-def _stepped_forward(
-    module: Any, before: Callable[..., Any] | None, clock: Clock, *args: Any, **kwargs: Any
-) -> Any:
+def _stepped_forward(module: Any, before: Any, clock: Clock, *args: Any, **kwargs: Any) -> Any:
     return clock.run(before or partial(type(module).forward, module), *args, **kwargs)
 
 

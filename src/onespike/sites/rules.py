@@ -127,9 +127,7 @@ def matrix_product(
         return (fan_out.weighted if weighted else fan_out.masked)(lhs, rhs, operands[role], visible)
 
     indices = ("...ik" if lhs.dim() > 1 else "k") + "," + ("...kj" if rhs.dim() > 1 else "k")
-    return Product(
-        "matmul", operands, synapses, torch.matmul, visible=visible, weighted=weighted, indices=indices
-    )
+    return Product("matmul", operands, synapses, torch.matmul, 1, visible, weighted, indices)
 
 
 def visited(

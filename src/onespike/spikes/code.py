@@ -212,9 +212,8 @@ class SpikeCode(NamedTuple):
         """Return the code of this one input, with fixed gains."""
         if self.typical is None:
             return self
-        gain = row_gain(
-            x.float() if self.center is None else x.float() - self.center, self.typical, self.shifts
-        )
+        x = x.float() if self.center is None else x.float() - self.center
+        gain = row_gain(x, self.typical, self.shifts)
         return self._replace(gain=gain if self.gain is None else self.gain * gain, typical=None)
 
     def coordinate(self, x: Tensor) -> Tensor:
