@@ -7,7 +7,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-import onespike
 from contract.networks import converted, counted, mlp, rows
 from onespike import Ledger, Recipe
 from onespike.cli.app import app
@@ -20,7 +19,6 @@ from onespike.energy.columns import (
     holdable,
     meanings,
     reading_of,
-    register,
     searchable,
 )
 from onespike.energy.profiles import DEFAULT, OPERATIONS, names, profile
@@ -41,11 +39,7 @@ def halves(monkeypatch):
         lambda ledger, double: [Item("spikes", ledger.accumulates("nonzero") / 2, "float32 add")],
         READINGS["nonzero"],
     )  # fmt: skip
-    monkeypatch.setattr("onespike.energy.columns.COLUMNS", dict(COLUMNS))
-    for module in ("ledger", "__init__"):
-        name = f"onespike.energy.{module}".removesuffix(".__init__")
-        monkeypatch.setattr(f"{name}.COLUMNS", onespike.energy.columns.COLUMNS)
-    return register(entry)
+    monkeypatch.setitem(COLUMNS, "halves", entry)
 
 
 def test_one_entry_is_a_column_everywhere(halves, ledger):
@@ -127,9 +121,8 @@ def test_a_bad_profile_says_what_is_wrong(tmp_path, text):
         (profile, "nowhere.json", r"nowhere\.json: no such file\. Write \{"),
         (column_of, "nothing-int8", "unknown energy column 'nothing-int8'"),
         (reading_of, "w8a8", r"^unknown energy column of spikes 'w8a8'\."),
-        (lambda name: register(COLUMNS[name]), "counts", r"^the energy column 'counts' is registered already\. Choose"),
     ],
 )  # fmt: skip
-def test_what_is_unknown_or_registered_already(function, name, message):
+def test_what_is_unknown(function, name, message):
     with pytest.raises(UsageError, match=message):
         function(name)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onespike.energy.analog_functions import PRODUCT
 from onespike.energy.profiles import profile
-from onespike.errors import UsageError, unknown
+from onespike.errors import unknown
 from onespike.spikes.code import SHIFTS, SUM_SHIFTS
 
 if TYPE_CHECKING:
@@ -115,17 +115,6 @@ class Column:
     def addition(self) -> str:
         """The operation that adds a weight where a spike arrives."""
         return INTEGER[0] if self.integer_of else FLOAT[0]
-
-
-COLUMNS: dict[str, Column] = {}
-
-
-def register(column: Column) -> Column:
-    """Add a column; refuse a name that is taken."""
-    if column.name in COLUMNS:
-        raise UsageError(f"the energy column {column.name!r} is registered already. Choose another name.")
-    COLUMNS[column.name] = column
-    return column
 
 
 def column_of(name: str) -> Column:
@@ -272,7 +261,7 @@ def _spiking(name: str, reading: str, meaning: str, strict_of: str = "", integer
     return Column(name, meaning, rule, READINGS[reading], integer_of, strict_of)
 
 
-for _column in (
+COLUMNS = {column.name: column for column in (
     _spiking("counts", "counts", "Σ|y|·fan-out additions: a spike of size y is y additions (the paper's column)"),
     _spiking("nonzero", "nonzero", "Σ[y≠0]·fan-out additions: a graded spike is one; no integer reading, since that would be a multiplication"),
     _spiking("binary", "binary", "Σ NAF(y)·fan-out additions: signed binary digits on power-of-two lanes, shift and add"),
@@ -286,5 +275,4 @@ for _column in (
     Column("w4a4", "comparator: the same MACs as 4-bit integers", partial(dense, "int4"), bits=4),
     Column("strict-w8a8", "w8a8, and what it leaves out: functions in floats, every operand brought to 8 bits", partial(_strict_dense, "int8"), strict_of="w8a8"),
     Column("strict-w4a4", "w4a4, and what it leaves out: likewise, to 4 bits", partial(_strict_dense, "int4"), strict_of="w4a4"),
-):  # fmt: skip
-    register(_column)
+)}  # fmt: skip
