@@ -111,11 +111,6 @@ class Column:
     bits: int = 0
     """The bits of weights and activations, for a comparator that is a network to measure."""
 
-    @property
-    def addition(self) -> str:
-        """The operation that adds a weight where a spike arrives."""
-        return INTEGER[0] if self.integer_of else FLOAT[0]
-
 
 def column_of(name: str) -> Column:
     if name not in COLUMNS:
@@ -174,8 +169,8 @@ def beside(column: str, ratio: float, analog_share: float) -> str:
 
 def additions_within(name: str, ratio: float, macs: float) -> float:
     """Return how many spike additions a budget pays for, in a column and at the default prices."""
-    prices = profile()
-    return ratio * macs * prices.price("float32 multiply-add") / prices.price(column_of(name).addition)
+    prices, (addition, _) = profile(), INTEGER if column_of(name).integer_of else FLOAT
+    return ratio * macs * prices.price("float32 multiply-add") / prices.price(addition)
 
 
 def dense(width: str, ledger: Ledger, double: bool = False) -> list[Item]:
@@ -223,7 +218,8 @@ def _neurons(ledger: Ledger, fixed: bool) -> list[Item]:
     In fixed point it is what functions in thresholds leave: rows, neurons with many levels, values that others read.
     """
     rows, functions, whole = ledger.sites.values(), _functions(ledger), "int32 multiply-add"
-    updates = sum(row.elements for row in rows if row.updates)
+    # each element is scaled before it fires or is rounded, but pixels, which are integers already
+    updates = sum(r.elements for r in rows if r.spiking or (r.dense and r.role != "input"))
     if not fixed:
         return [*functions, Item("neuron updates", updates, "neuron update")]
     shifted = SUM_SHIFTS * ledger.values + SHIFTS * sum(row.shifted for row in rows)
@@ -237,7 +233,10 @@ def _neurons(ledger: Ledger, fixed: bool) -> list[Item]:
 
 def _strict(reading: str, addition: str, width: str, ledger: Ledger, double: bool) -> list[Item]:
     """Charge the plain column as it is, and what it leaves out: so no strict column is below its plain one."""
-    rows, beyond = ledger.sites.values(), ledger.beyond(reading)
+    rows = ledger.sites.values()
+    # where a product has more pairs of spikes than additions of the operand that drives
+    pairs = (row for row in ledger.products().values() if reading in row.pairs)
+    beyond = sum(max(row.pairs[reading] - row.additions[reading], 0.0) for row in pairs)
     return [
         *_spikes(reading, addition, width, ledger, False),
         Item("pairs of spikes", beyond, addition),

@@ -110,11 +110,6 @@ class SiteCount:
     visits: int = 0
     constant_macs: float = 0.0  # of constant parts of activations with other activations
 
-    @property
-    def updates(self) -> bool:
-        """Whether each element is scaled before it fires or is rounded: pixels are integers already."""
-        return self.spiking or (self.dense and self.role != "input")
-
     def count(
         self, largest: int, fired: Tensor, fan_out: int | Tensor, each: float = 1.0, later: bool = False
     ) -> None:
@@ -244,11 +239,6 @@ class Ledger:
     def head_share(self) -> float:
         """The output layer's share of the original's MACs: over half in a small language model."""
         return sum(row.macs for row in self.products().values() if row.role == "head") / max(self.macs, 1)
-
-    def beyond(self, reading: str) -> float:
-        """Return the pairs of spikes beyond the additions of the driving operand, where a product has more pairs."""
-        rows = (row for row in self.products().values() if reading in row.pairs)
-        return sum(max(row.pairs[reading] - row.additions[reading], 0.0) for row in rows)
 
     def events(self, reading: str) -> float:
         """Return the spikes that leave their sites."""
