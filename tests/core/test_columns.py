@@ -31,18 +31,13 @@ def ledger() -> Ledger:
     return counted(converted(mlp(), rows()), rows())
 
 
-@pytest.fixture
-def halves(monkeypatch):
-    """A column of one's own: every spike is half an addition."""
-    entry = Column(
+def test_one_entry_is_a_column_everywhere(monkeypatch, ledger):
+    halves = Column(
         "halves", "half an addition for each spike",
         lambda ledger, double: [Item("spikes", ledger.accumulates("nonzero") / 2, "float32 add")],
         READINGS["nonzero"],
     )  # fmt: skip
-    monkeypatch.setitem(COLUMNS, "halves", entry)
-
-
-def test_one_entry_is_a_column_everywhere(halves, ledger):
+    monkeypatch.setitem(COLUMNS, "halves", halves)
     assert ledger.ratio("halves") == pytest.approx(ledger.ratio("nonzero") / 2)
     assert "halves" in ledger.ratios() and "halves" in searchable() and "halves" in holdable()
     check_budget(0.2, "halves")

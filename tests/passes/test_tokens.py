@@ -176,10 +176,8 @@ def test_attention_of_another_length():
     with evaluating(snn):
         assert snn(torch.randn(3, 21, 6)).shape == (3, 5)
     cells = {str(s): n for s, n in named_neurons(snn)}
-    assert (
-        cells["blocks.0.fc2:linear0_input"].code().typical
-        and not cells["blocks.0:matmul0_lhs"].code().typical
-    )
+    typical = [cells[site].code().typical for site in ("blocks.0.fc2:linear0_input", "blocks.0:matmul0_lhs")]
+    assert typical[0] and not typical[1]
 
 
 def test_tails_reach_the_largest_value():
