@@ -23,7 +23,6 @@ import onespike
 from exports.small import AFFINE, TOKENS, Attention, Back, Convolutions, Deep, InPlace, Pools, small
 from onespike.deploy.exports import Exported
 from onespike.deploy.exports.base import verify
-from onespike.deploy.exports.comparators import largest_sum
 from onespike.deploy.exports.integers import Replay
 from onespike.deploy.exports.record import NetworkRecord, schema
 from onespike.deploy.exports.sheet import sheet
@@ -269,7 +268,7 @@ def test_thresholds_fire_as_the_neuron_behind_the_function(function: str, code: 
     thresholds = replay.tensors[site["thresholds"]].expand(1, 16, -1)[0]
     integer = onespike.optimize(snn, integer_units=True)
     product, expected = integer[0].integer_linear0_input, integer[2].neurons.linear0_input.code()
-    largest = largest_sum(product.weight, product.most)
+    largest = product.most * int(product.weight.int().abs().sum(1).max())
     # at every threshold and beside it, [sums, channels]; those beyond the largest sum stand for always and never
     near = torch.cat([thresholds + offset for offset in (-1, 0, 1)], -1).clamp(-largest, largest).t().double()
     sign = None if site["sign"] is None else replay.tensors[site["sign"]]

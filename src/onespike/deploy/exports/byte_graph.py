@@ -9,6 +9,7 @@ place below a bound may fire, too.
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def zero_of(low: int, high: int) -> int | None:
 
 def bytes_(graph: Graph) -> None:
     """Put roundings in place of neurons with uniform levels, and products of bytes in place of those behind them."""
-    for fire in [node for node in graph.calls if operation_of(node) == "spikes.fire"]:
+    for fire in graph.calls_of("spikes.fire"):
         named = arguments(fire)
         levels, sides = named["levels"], named["sides"]
         low = 0 if sides == "positive" else -levels[-1]
@@ -47,16 +48,9 @@ def bytes_(graph: Graph) -> None:
         for product in list(counts.users) if high + zero <= EXACT_BYTE else ():
             if operation_of(product) == "spikes.linear":
                 _multiply(product, graph)
-    for product in [node for node in graph.calls if operation_of(node) == "aten.matmul.default"]:
+    for product in graph.calls_of("aten.matmul.default"):
         _multiply_counts(product, graph)
-    graph.program.graph.eliminate_dead_code()
-
-
-def _call(graph: Graph, target: Any, *args: Any) -> fx.Node:
-    made: fx.Node = graph.program.graph.call_function(target, args)
-    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
-    made.meta = {"val": target(*values)}
-    return made
+    graph.body.eliminate_dead_code()
 
 
 def _axes(factor: fx.Node | None) -> set[int]:
@@ -70,24 +64,22 @@ def _round(fire: fx.Node, named: dict[str, Any], low: int, high: int, graph: Gra
 
     Runtimes are slow at scales along the last axis, where windows of convolutions have their channels, and have none along two.
     """
-    x, gain = named["x"], named["gain"]
+    x = named["x"]
     step = named["negative" if named["sides"] == "negative" else "positive"]
     image = any(operation_of(user) == "spikes.conv" for user in fire.users)
-    with graph.program.graph.inserting_before(fire):
+    with graph.body.inserting_before(fire):
         if named["center"] is not None:
-            x = _call(graph, ATEN.sub.Tensor, x, named["center"])
+            x = graph.insert(ATEN.sub.Tensor, x, named["center"])
         scale: Any = None
-        for factor in (gain, step):
+        for factor in (named["gain"], step):
             axes = _axes(factor) | _axes(scale)
             if factor is None:
                 continue
-            if graph.tensor(factor) is None or -1 in axes or len(axes) > (0 if image else 1):
-                x = _call(graph, ATEN.div.Tensor, x, factor)
-            elif scale is None:
-                scale = factor
+            if graph.varies(factor) or -1 in axes or len(axes) > (0 if image else 1):
+                x = graph.insert(ATEN.div.Tensor, x, factor)
             else:
-                scale = _call(graph, ATEN.mul.Tensor, scale, factor)
-        rounded = _call(graph, torch.ops.spikes.round.default, x, scale, low, high, False, named["site"])
+                scale = factor if scale is None else graph.insert(ATEN.mul.Tensor, scale, factor)
+        rounded = graph.insert(torch.ops.spikes.round.default, x, scale, low, high, False, named["site"])
     fire.replace_all_uses_with(rounded)
     return rounded
 
@@ -96,12 +88,11 @@ def _multiply(product: fx.Node, graph: Graph) -> None:
     named = arguments(product)
     if named["up"] is not None:
         return
-    with graph.program.graph.inserting_before(product):
-        value = _call(
-            graph, torch.ops.spikes.product.default, named["counts"], named["weight"], named["scale"]
-        )
+    factors = (named["counts"], named["weight"], named["scale"])
+    with graph.body.inserting_before(product):
+        value = graph.insert(torch.ops.spikes.product.default, *factors)
         for target, part in ((ATEN.mul.Tensor, named["gain"]), (ATEN.add.Tensor, named["bias"])):
-            value = value if part is None else _call(graph, target, value, part)
+            value = value if part is None else graph.insert(target, value, part)
     product.replace_all_uses_with(value)
 
 
@@ -125,12 +116,10 @@ def _multiply_counts(product: fx.Node, graph: Graph) -> None:
     if 2 * (high + (zero_of(low, high) or 0)) * most < 2**15 and most < EIGHT_BITS:
         # unsigned times signed is the fastest
         counts[1].args = (*counts[1].args[:4], True, *counts[1].args[5:])
-    with graph.program.graph.inserting_before(product):
-        scale = factors[0]
-        for factor in factors[1:]:
-            scale = _call(graph, ATEN.mul.Tensor, scale, factor)
-        value = _call(graph, ATEN.matmul.default, *counts)
-        value = _call(graph, ATEN.mul.Tensor, value, scale)
+    with graph.body.inserting_before(product):
+        scale = reduce(partial(graph.insert, ATEN.mul.Tensor), factors)
+        value = graph.insert(ATEN.matmul.default, *counts)
+        value = graph.insert(ATEN.mul.Tensor, value, scale)
     product.replace_all_uses_with(value)
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from onespike.deploy.exports.graph import Graph, arguments, concrete, operation_of
-from onespike.deploy.exports.operations import least
+from onespike.deploy.exports.operations import PRODUCTS, least
 from onespike.spikes.code import MOST_CUTS
 
 FRACTION = 20
@@ -30,7 +31,6 @@ INPUT_FRACTION = 30
 LARGEST, LARGEST_VALUE = 2**31 - 1, 2.0**24
 MOST, SHORT = 512, 1024
 """No neuron has more counts; where it has more than `MOST_CUTS`, a table of so many numbers serves all channels."""
-PRODUCTS = {f"spikes.{name}": f"spikes.{name}_sums" for name in ("linear", "conv", "matmul")}
 POOLS = ("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
 
 
@@ -89,9 +89,26 @@ def first_integers(fires: Callable[[Tensor], Tensor], low: Tensor, high: Tensor)
     return high
 
 
-def largest_sum(weight: Tensor, most: int) -> int:
-    """Return the largest sum of 8-bit weights and units of at most `most`."""
-    return min(LARGEST - 1, int(weight.int().abs().flatten(1).sum(1).max()) * most)
+def largest_sum(product: fx.Node, graph: Graph) -> int:
+    """Return what no sum of a product exceeds."""
+    named = arguments(product)
+    if "weight" not in named:
+        return int(depth_of(product) * named["lhs_most"] * named["rhs_most"])
+    weight: Any = graph.tensor(named["weight"])
+    largest = int(weight.int().abs().flatten(1).sum(1).max())
+    return min(LARGEST - 1, largest * int(named["most"]))
+
+
+def depth_of(product: fx.Node) -> int:
+    """Return how many numbers each sum of a product of two operands adds."""
+    return int(concrete(arguments(product)["lhs"].meta["val"].shape[-1]))
+
+
+def sums_of(product: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """Return the operation of a product's integer sums, before scale and bias, and its arguments."""
+    named = arguments(product)
+    target = getattr(torch.ops.spikes, PRODUCTS[operation_of(product)].removeprefix("spikes.")).default
+    return target, tuple(named[argument.name] for argument in target._schema.arguments)
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -108,15 +125,24 @@ class _Path:
             self.nodes.insert(0, self.source)
             self.source = before
 
+    def _moving(self, node: fx.Node) -> list[fx.Node]:
+        """Return the values among the arguments of a node that depend on the input."""
+        varying = [a for a in node.args if isinstance(a, fx.Node) and self.graph.varies(a)]
+        return [a for a in varying if not isinstance(a.meta["val"], torch.SymInt)]
+
     def _before(self, node: Any) -> Any:
         """Return the one value that a node of the chain depends on; None where the chain begins."""
         op = operation_of(node)
         if op not in FOLLOWED:
             return None
-        moving = [a for a in node.args if isinstance(a, fx.Node) and self.graph.tensor(a) is None]
-        moving = [a for a in moving if not isinstance(a.meta["val"], torch.SymInt)]
+        moving = self._moving(node)
         divided = op.startswith("aten.div.") and (moving != [node.args[0]] or node.kwargs)
         return None if len(moving) != 1 or divided or isinstance(moving[0].meta["val"], bool) else moving[0]
+
+    @property
+    def moves(self) -> list[fx.Node]:
+        """The nodes that are left when the functions are in the thresholds."""
+        return [node for node in self.nodes if operation_of(node) in (*MOVES, *POOLS)]
 
     def at_site(self, constant: Tensor, shape: tuple[int, ...], place: int) -> Tensor:
         """Return a constant of a value before node number `place`, moved to the site; axes along which it is one are 1."""
@@ -125,7 +151,7 @@ class _Path:
             op = operation_of(node)
             if op in MOVES:
                 function: Any = operator.getitem if op == "getitem" else node.target
-                moved = function(moved, *(concrete(a) for a in node.args[1:]), **concrete_all(node.kwargs))
+                moved = function(moved, *concrete(node.args[1:]), **concrete(node.kwargs))
             elif op in POOLS:
                 start = moved[(slice(None), slice(None), *[slice(0, 1)] * (moved.dim() - 2))]
                 if not torch.equal(start.expand_as(moved), moved):
@@ -145,93 +171,55 @@ class _Path:
         return concrete(argument) if held is None else self.at_site(held, shape, place)
 
     def steps(self) -> Iterator[Step]:
-        for place, node in enumerate(self.nodes):
+        """The functions of the chain."""
+        for place, node in enumerate(self.nodes, 1):
             op = operation_of(node)
-            if op in MOVES or op in POOLS:
-                continue
-            shape = _shape(node)
             if op == BATCH_NORM:
-                yield from self._batch_norm(node, shape, place + 1)
-                continue
-            inputs = [a for a in node.args if isinstance(a, fx.Node) and self.graph.tensor(a) is None]
-            moving = node.args.index(inputs[0])
-            others = [
-                None if n == moving else self.constant(a, shape, place + 1) for n, a in enumerate(node.args)
-            ]
-            turn = TURNS.get(op)
-            if turn is not None and node.kwargs.get("approximate") == "tanh":
-                turn = TANH_TURN
-            yield Step(_partial(node, moving, others), turn)
+                yield from self._batch_norm(node, place)
+            elif op not in (*MOVES, *POOLS):
+                moving, shape = node.args.index(self._moving(node)[0]), _shape(node)
+                rest = [
+                    None if n == moving else self.constant(a, shape, place) for n, a in enumerate(node.args)
+                ]
+                tanh = op.startswith("aten.gelu") and node.kwargs.get("approximate") == "tanh"
+                yield Step(_partial(node, moving, rest), TANH_TURN if tanh else TURNS.get(op))
 
-    def _batch_norm(self, node: fx.Node, shape: tuple[int, ...], place: int) -> Iterator[Step]:
-        named = arguments(node)
+    def _batch_norm(self, node: fx.Node, place: int) -> Iterator[Step]:
+        named, shape = arguments(node), _shape(node)
         parts = [self.graph.tensor(named[n]) for n in ("running_mean", "running_var", "weight", "bias")]
         mean, var = (part.double() for part in parts[:2] if part is not None)
         gain = (var + named["eps"]).rsqrt() * (1.0 if parts[2] is None else parts[2].double())
         bias = -mean * gain + (0.0 if parts[3] is None else parts[3].double())
         rows = (1, -1, *[1] * (len(shape) - 2))
-        yield from affine(*(self.at_site(part.view(rows), shape, place) for part in (gain, bias)))
-
-    def largest_sum(self) -> int:
-        """Return what no sum of the product before exceeds: beyond it there is no threshold."""
-        named = arguments(self.source)
-        if "weight" not in named:
-            return int(depth_of(self.source) * named["lhs_most"] * named["rhs_most"])
-        weight = self.graph.tensor(named["weight"])
-        return LARGEST if weight is None else largest_sum(weight, named["most"])
+        for function, part in ((torch.mul, gain), (torch.add, bias)):
+            yield Step(partial(function, self.at_site(part.view(rows), shape, place)))
 
     def product(self) -> Iterator[Step]:
-        """The scale, the gain of a row and the bias behind the sums of a product."""
+        """What is behind the sums of a product: scale, gain of a row and bias, or the units and gains of two counts."""
         named, shape = arguments(self.source), _shape(self.source)
-        if "weight" not in named:
-            yield from self._pair(named, shape)
-            return
         rows = (-1,) if operation_of(self.source) == "spikes.linear" else (-1, *[1] * (len(shape) - 2))
-        tensors = {name: named.get(name) for name in ("scale", "gain", "bias")}
-        for name, argument in tensors.items():
-            held = self.graph.tensor(argument)
-            if held is None and argument is not None:
+        for name in ("scale", "gain", "bias", "lhs_unit", "rhs_unit", "lhs_gain", "rhs_gain"):
+            if self.graph.varies(named.get(name)):
                 raise ValueError("a gain depends on the input")
-            if held is not None:
-                whole = held if name == "gain" or held.dim() > 1 else held.view(rows)
-                part = self.at_site(whole, shape, 0)
-                yield from affine(None, part) if name == "bias" else affine(part, None)
-
-    def _pair(self, named: dict[str, Any], shape: tuple[int, ...]) -> Iterator[Step]:
-        """The units and gains behind the sums of counts with counts."""
-        for name in ("lhs_unit", "rhs_unit", "lhs_gain", "rhs_gain"):
-            held = self.graph.tensor(named[name])
-            if held is None and named[name] is not None:
-                raise ValueError("a gain depends on the input")
-            if held is not None:
-                part = least(held) if name == "rhs_gain" else held
-                yield from affine(self.at_site(part, shape, 0), None)
-
-
-def depth_of(product: fx.Node) -> int:
-    """Return how many numbers each sum of a product of two operands adds."""
-    return int(concrete(arguments(product)["lhs"].meta["val"].shape[-1]))
-
-
-def concrete_all(kwargs: Any) -> dict[str, Any]:
-    return {name: concrete(value) for name, value in kwargs.items()}
-
-
-def affine(gain: Tensor | None, bias: Tensor | None) -> Iterator[Step]:
-    if gain is not None:
-        yield Step(lambda x: x * gain)
-    if bias is not None:
-        yield Step(lambda x: x + bias)
+            part = self.graph.tensor(named.get(name))
+            if part is None:
+                continue
+            if name in ("scale", "bias") and part.dim() == 1:
+                part = part.view(rows)
+            part = self.at_site(least(part) if name == "rhs_gain" else part, shape, 0)
+            yield Step(partial(torch.add if name == "bias" else torch.mul, part))
 
 
 def _partial(node: fx.Node, moving: int, others: list[Any]) -> Callable[[Tensor], Tensor]:
     target: Any = node.target
-    kwargs = concrete_all(node.kwargs)
+    kwargs = concrete(node.kwargs)
     return lambda x: target(*others[:moving], x, *others[moving + 1 :], **kwargs)
 
 
-def comparator(fire: fx.Node, graph: Graph, whole: bool = False) -> tuple[Comparator, _Path] | None:
-    """Return how a neuron decides on integers, and the nodes that still move them; None if it is scaled and rounded.
+def comparator(
+    fire: fx.Node, graph: Graph, whole: bool = False
+) -> tuple[Comparator, fx.Node, list[fx.Node]] | None:
+    """Return how a neuron decides on integers, which these are, and the nodes that still move them; None if it is scaled and rounded.
 
     Long tables serve all channels at once, but of the `whole` chain of functions.
     """
@@ -247,24 +235,21 @@ def comparator(fire: fx.Node, graph: Graph, whole: bool = False) -> tuple[Compar
         with suppress(ValueError, RuntimeError):
             made = _compared(path, named, counts)
             if whole or len(counts) <= MOST_CUTS or made.thresholds.numel() <= SHORT:
-                return made, path
+                return made, source, path.moves
     return None
 
 
 def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparator:
     sums = operation_of(path.source) in PRODUCTS
     steps = [*(path.product() if sums else ()), *path.steps()]
-    at = len(path.nodes)
-    fixed = {
-        part: None if named[part] is None else path.constant(named[part], path.shape, at)
-        for part in ("positive", "negative", "center", "gain")
-    }
-    if any(isinstance(part, fx.Node) for part in fixed.values()):
+    constants = [named[part] for part in ("positive", "negative", "center", "gain")]
+    if any(map(path.graph.varies, constants)):
         raise ValueError("a gain depends on the input")
+    fixed = [path.constant(part, path.shape, len(path.nodes)) for part in constants]
     facts = (named["sides"], list(named["levels"]), list(named["bounds"]), "")
     fraction = 0 if sums else INPUT_FRACTION if path.source.op == "placeholder" else FRACTION
     unit = 2.0**-fraction
-    limit = path.largest_sum() + 1 if sums else int(LARGEST_VALUE / unit)
+    limit = largest_sum(path.source, path.graph) + 1 if sums else int(LARGEST_VALUE / unit)
 
     def value(integers: Tensor, number: int = len(steps)) -> Tensor:
         x = integers * unit
@@ -273,8 +258,12 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
         return x
 
     def fired(integers: Tensor) -> Tensor:
-        result: Tensor = torch.ops.spikes.fire(value(integers), *fixed.values(), *facts)
+        result: Tensor = torch.ops.spikes.fire(value(integers), *fixed, *facts)
         return result
+
+    def wanted_of(counts: list[int]) -> Tensor:
+        """Return the count behind each threshold."""
+        return torch.tensor(counts[1:], dtype=torch.float64)
 
     turning = [place for place, step in enumerate(steps) if step.turn is not None]
     if len(turning) > 1:
@@ -283,11 +272,10 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
     ends = torch.tensor([-float(limit), float(limit)], dtype=torch.float64)
     start, end = value(ends, first).expand_as(fired(ends)).unbind(-1)
     sign = torch.where(end < start, -1.0, 1.0)[..., None]
-    wanted = torch.tensor(counts, dtype=torch.float64)
     high = torch.full((*sign.shape[:-1], len(counts) - 1), float(limit), dtype=torch.float64)
     low = -high
     if not turning:
-        thresholds = first_integers(lambda s: fired(s * sign) >= wanted[1:], low, high)
+        thresholds = first_integers(lambda s: fired(s * sign) >= wanted_of(counts), low, high)
         return _pruned(thresholds, counts, sign, fraction, limit)
     turn = float(steps[first].turn or 0.0)
     bottom = first_integers(lambda s: value(s * sign, first) >= turn, low[..., :1], high[..., :1])
@@ -295,13 +283,12 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
     rises, falls = bool((here <= beyond).all()), bool((here >= beyond).all())
     if rises == falls:
         raise ValueError("it rises in one channel and falls in another")
-    order = wanted if rises else wanted.flip(0)
-    way = 1.0 if rises else -1.0
-    left = first_integers(
-        lambda s: way * fired(s * sign) <= way * order.flip(0)[1:], low, bottom.expand_as(low)
-    )
-    right = first_integers(lambda s: way * fired(s * sign) >= way * order[1:], bottom.expand_as(low), high)
-    values = [int(c) for c in (*order.flip(0).tolist(), *order[1:].tolist())]
+    way, middle = 1 if rises else -1, bottom.expand_as(low)
+    after = counts[::way]
+    before = after[::-1]
+    left = first_integers(lambda s: way * (fired(s * sign) - wanted_of(before)) <= 0, low, middle)
+    right = first_integers(lambda s: way * (fired(s * sign) - wanted_of(after)) >= 0, middle, high)
+    values = [*before, *after[1:]]
     return _pruned(torch.cat([left, right], -1), values, sign, fraction, limit)
 
 

@@ -1,74 +1,31 @@
-"""Folding of a graph: neurons become comparators, and the functions in front of them disappear.
+"""Folding of a graph: neurons become comparators, the functions in front of them disappear, and counts multiply counts.
 
 Norms are written as rows and an affine map first, and a softmax as an exponential behind one logarithm per row, so that
-thresholds take in the affine map and the exponential.
+thresholds take in the affine map and the exponential. Products of two activations become products of whole numbers:
+
+    Σ_i (unit·gain·y)(unit'·gain'_i·y'_i) = unit·gain·unit'·min gain' · Σ_i y·(gain'_i / min gain')·y'_i
+
+Gains of keys and values along the sum are powers of two, so that counts times their quotients are whole numbers.
 """
 
 from __future__ import annotations
 
+from functools import partial, reduce
+from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from onespike.deploy.exports.activation_products import multiply_
-from onespike.deploy.exports.comparators import MOVES, POOLS, PRODUCTS, Comparator, comparator
-from onespike.deploy.exports.graph import Graph, arguments, operation_of
+from onespike.deploy.exports.comparators import POOLS, Comparator, comparator, sums_of
+from onespike.deploy.exports.graph import Graph, arguments, concrete, operation_of
+from onespike.deploy.exports.operations import PRODUCTS, least
 
+ATEN = torch.ops.aten
 NORMS = {"aten.layer_norm.default": ("weight", "bias"), "aten.rms_norm.default": ("weight",)}
 SOFTMAX = ("aten.softmax.int", "aten._safe_softmax.default")
-AFFINE = {"weight": torch.ops.aten.mul.Tensor, "bias": torch.ops.aten.add.Tensor}
-
-
-def split_(graph: Graph) -> None:
-    """Write norms as rows and their affine map, and softmax in front of neurons as an exponential."""
-    nodes: Any = graph.program.graph
-    for node in graph.calls:
-        op, users = operation_of(node), list(node.users)
-        result: fx.Node = node
-        if op in NORMS:
-            named = arguments(node)
-            for part in NORMS[op]:
-                if isinstance(named[part], fx.Node):
-                    result = _behind(result, AFFINE[part], (result, named[part]), nodes)
-            node.args, node.kwargs = (*node.args[:2], *(None for _ in NORMS[op]), named["eps"]), {}
-        elif op in SOFTMAX and all(operation_of(user) == "spikes.fire" for user in users):
-            node.target, node.args, node.kwargs = torch.ops.aten.log_softmax.int, node.args[:2], {}
-            result = _behind(node, torch.ops.aten.exp.default, (node,), nodes)
-        for user in users if result is not node else ():
-            user.replace_input_with(node, result)
-
-
-def _behind(node: fx.Node, target: Any, args: tuple[Any, ...], nodes: Any) -> fx.Node:
-    """Return a new node of the same shape behind another one."""
-    with nodes.inserting_after(node):
-        made: fx.Node = nodes.call_function(target, args)
-    made.meta = dict(node.meta)
-    return made
-
-
-def shift_(graph: Graph) -> None:
-    """Divide by gains that depend on the input, which are powers of two, before the neuron."""
-    nodes: Any = graph.program.graph
-    for fire in graph.calls:
-        if operation_of(fire) != "spikes.fire":
-            continue
-        named = arguments(fire)
-        if not isinstance(named["gain"], fx.Node) or graph.tensor(named["gain"]) is not None:
-            continue
-        x = named["x"]
-        with nodes.inserting_before(fire):
-            for function, part in (
-                (torch.ops.aten.sub.Tensor, "center"),
-                (torch.ops.aten.div.Tensor, "gain"),
-            ):
-                if named[part] is not None:
-                    x = nodes.call_function(function, (x, named[part]))
-                    x.meta = dict(fire.meta)
-        fire.args, fire.kwargs = tuple((named | {"x": x, "center": None, "gain": None}).values()), {}
-
-
+AFFINE = {"weight": ATEN.mul.Tensor, "bias": ATEN.add.Tensor}
 MEANS = (
     "aten.mean.dim",
     "aten.avg_pool2d.default",
@@ -77,27 +34,87 @@ MEANS = (
 )
 
 
+def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
+    """Put a comparator in place of each neuron that has one, and remove the functions that nothing else reads.
+
+    `whole` folds all functions of a chain, whatever memory the thresholds take, and leaves means as they are.
+    """
+    if not whole:
+        sum_(graph)
+    multiply_(graph)
+    split_(graph)
+    shift_(graph)
+    folded = dict[str, Comparator]()
+    for fire in graph.calls_of("spikes.fire"):
+        decision = comparator(fire, graph, whole)
+        if decision is None:
+            continue
+        by, x, moves = decision
+        pools = any(operation_of(node) in POOLS for node in moves)
+        if pools and (by.sign is not None or len(set(by.values)) < len(by.values)):
+            continue
+        site = arguments(fire)["site"]
+        sign = None if by.sign is None else graph.hold(f"sign.{site}", by.sign)
+        thresholds = graph.hold(f"thresholds.{site}", by.thresholds)
+        with graph.body.inserting_before(fire):
+            if operation_of(x) in PRODUCTS:
+                target, args = sums_of(x)
+                x = graph.insert(target, *args, like=x)
+            for node in moves:
+                x = graph.insert(node.target, x, *node.args[1:], like=node)
+                x.kwargs = node.kwargs
+            facts = (by.values, by.fraction, site)
+            compare = graph.insert(torch.ops.spikes.compare.default, x, thresholds, sign, *facts, like=fire)
+        fire.replace_all_uses_with(compare)
+        folded[site] = by
+    graph.body.eliminate_dead_code()
+    return folded
+
+
+def split_(graph: Graph) -> None:
+    """Write norms as rows and their affine map, and softmax in front of neurons as an exponential."""
+    for node in graph.calls:
+        op, result = operation_of(node), node
+        if op in NORMS:
+            named = arguments(node)
+            node.args, node.kwargs = (*node.args[:2], *(None for _ in NORMS[op]), named["eps"]), {}
+            for part in NORMS[op]:
+                if isinstance(named[part], fx.Node):
+                    result = graph.insert_behind(result, AFFINE[part], result, named[part])
+        elif op in SOFTMAX and all(operation_of(user) == "spikes.fire" for user in node.users):
+            node.target, node.args, node.kwargs = ATEN.log_softmax.int, node.args[:2], {}
+            graph.insert_behind(node, ATEN.exp.default, node)
+
+
+def shift_(graph: Graph) -> None:
+    """Divide by gains that depend on the input, which are powers of two, before the neuron."""
+    for fire in graph.calls_of("spikes.fire"):
+        named = arguments(fire)
+        if not graph.varies(named["gain"]):
+            continue
+        with graph.body.inserting_before(fire):
+            for function, part in ((ATEN.sub.Tensor, "center"), (ATEN.div.Tensor, "gain")):
+                if named[part] is not None:
+                    named["x"] = graph.insert(function, named["x"], named[part], like=fire)
+        fire.args, fire.kwargs = tuple((named | {"center": None, "gain": None}).values()), {}
+
+
 def sum_(graph: Graph) -> None:
     """Write means over a fixed number of values as sums and a division, which thresholds take in."""
-    nodes: Any = graph.program.graph
-    for node in graph.calls:
-        if operation_of(node) not in MEANS or (made := _summed(node, arguments(node))) is None:
-            continue
-        users = list(node.users)
-        node.target, node.args, number = made
-        node.kwargs = {}
-        mean = _behind(node, torch.ops.aten.div.Tensor, (node, number), nodes)
-        for user in users:
-            user.replace_input_with(node, mean)
+    for node in graph.calls_of(*MEANS):
+        if (made := _summed(node, arguments(node))) is not None:
+            node.target, node.args, number = made
+            node.kwargs = {}
+            graph.insert_behind(node, ATEN.div.Tensor, node, number)
 
 
 def _summed(node: fx.Node, named: dict[str, Any]) -> tuple[Any, tuple[Any, ...], int] | None:
     """Return the sum behind a mean: its operation, its arguments, and of how many values; None if that differs by place."""
-    x, op = named["self"], operation_of(node)
+    x = named["self"]
     size = x.meta["val"].shape
-    if op == "aten.mean.dim":
+    if operation_of(node) == "aten.mean.dim":
         counted = [size[axis] for axis in named["dim"] or range(len(size))]
-        target: Any = torch.ops.aten.sum.dim_IntList
+        target: Any = ATEN.sum.dim_IntList
         args: tuple[Any, ...] = (x, named["dim"], named["keepdim"])
     else:
         if "output_size" in named:
@@ -111,67 +128,67 @@ def _summed(node: fx.Node, named: dict[str, Any]) -> tuple[Any, tuple[Any, ...],
         else:
             counted = [*named["kernel_size"]] * (1 if len(named["kernel_size"]) > 1 else len(size) - 2)
             counted = counted if named["divisor_override"] is None else [named["divisor_override"]]
-        target = getattr(torch.ops.aten, "avg_pool2d" if len(size) == 4 else "avg_pool3d").default
+        target = getattr(ATEN, "avg_pool2d" if len(size) == 4 else "avg_pool3d").default
         args = (x, named["kernel_size"], named["stride"], named["padding"], False, True, 1)
     if any(isinstance(number, torch.SymInt) for number in counted):
         return None
     return target, args, prod(counted)
 
 
-def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
-    """Put a comparator in place of each neuron that has one, and remove the functions that nothing else reads.
+class _Part(NamedTuple):
+    """Counts of one unit: both signs, or one of them."""
 
-    `whole` folds all functions of a chain, whatever memory the thresholds take, and leaves means as they are.
-    """
-    if not whole:
-        sum_(graph)
-    multiply_(graph)
-    split_(graph)
-    shift_(graph)
-    nodes: Any = graph.program.graph
-    folded = dict[str, Comparator]()
-    for fire in [node for node in graph.calls if operation_of(node) == "spikes.fire"]:
-        made = comparator(fire, graph, whole)
-        site = arguments(fire)["site"]
-        if made is None:
+    counts: fx.Node
+    unit: Any
+    gain: Any
+    most: int
+    signed: bool
+
+
+def multiply_(graph: Graph) -> None:
+    """Put a product of counts in place of each product of two decoded sites, where units are the same along the sum."""
+    for node in graph.calls_of("aten.matmul.default", "aten.bmm.default"):
+        first, second = node.all_input_nodes if len(node.all_input_nodes) == 2 else node.all_input_nodes * 2
+        lhs, rhs = _parts(first, -1, graph), _parts(second, -2, graph)
+        depth = int(concrete(first.meta["val"].shape[-1]))
+        if not lhs or not rhs or depth * lhs[0].most * rhs[0].most >= 2**31:
             continue
-        decided, path = made
-        pools = any(operation_of(node) in POOLS for node in path.nodes)
-        if pools and (decided.sign is not None or len(set(decided.values)) < len(decided.values)):
-            continue
-        held = {"thresholds": decided.thresholds, "sign": decided.sign}
-        with nodes.inserting_before(next(iter(nodes.nodes))):
-            stored = {
-                part: None if tensor is None else nodes.placeholder(f"{part}_{len(graph.held)}_{len(folded)}")
-                for part, tensor in held.items()
-            }
-        for part, node in stored.items():
-            if node is not None:
-                graph.held[node.name] = (f"{part}.{site}", held[part])
-        with nodes.inserting_before(fire):
-            x = path.source
-            if operation_of(x) in PRODUCTS:
-                x = _sums(x, nodes)
-            for node in path.nodes:
-                if operation_of(node) in MOVES or operation_of(node) in POOLS:
-                    moved = nodes.call_function(node.target, (x, *node.args[1:]), dict(node.kwargs))
-                    moved.meta, x = dict(node.meta), moved
-            compare = nodes.call_function(
-                torch.ops.spikes.compare.default,
-                (x, stored["thresholds"], stored["sign"], decided.values, decided.fraction, site),
-            )
-        compare.meta = dict(fire.meta)
-        fire.replace_all_uses_with(compare)
-        folded[site] = decided
-    nodes.eliminate_dead_code()
-    return folded
+        site, insert = arguments(first)["site"], partial(graph.insert, like=node)
+        with graph.body.inserting_before(node):
+            values = []
+            for a, b in product(lhs, rhs):
+                facts = (a.unit, b.unit, a.gain, b.gain, a.most, b.most, a.signed, b.signed, site)
+                values.append(insert(torch.ops.spikes.matmul.default, a.counts, b.counts, *facts))
+            total = reduce(partial(insert, ATEN.add.Tensor), values)
+        node.replace_all_uses_with(total)
+    graph.body.eliminate_dead_code()
 
 
-def _sums(product: fx.Node, nodes: Any) -> fx.Node:
-    """Return the integer sums of a product, before scale and bias."""
-    named, op = arguments(product), PRODUCTS[operation_of(product)].removeprefix("spikes.")
-    target = getattr(torch.ops.spikes, op).default
-    args = tuple(named[argument.name] for argument in target._schema.arguments)
-    made: fx.Node = nodes.call_function(target, args)
-    made.meta = dict(product.meta)
-    return made
+def _parts(decode: fx.Node, axis: int, graph: Graph) -> list[_Part]:
+    """Return an operand as counts of one unit each; none if it has an offset, or units that differ along this axis."""
+    if operation_of(decode) != "spikes.decode":
+        return []
+    named = arguments(decode)
+    fired, gain, sides = arguments(named["counts"]), named["gain"], named["sides"]
+    counts, up, down = named["counts"], named["positive"], named["negative"]
+    held, most = graph.tensor(gain), max(fired["levels"])
+    units = (graph.tensor(up), graph.tensor(down))
+    if named["offset"] is not None or any(
+        x is None or (x.dim() >= -axis and x.shape[axis] > 1) for x in units
+    ):
+        return []
+    if gain is not None and axis == -2:
+        if held is None:
+            return []
+        times = held / least(held)
+        if not torch.equal(times, times.round()):
+            return []
+        most *= int(times.max())
+    elif gain is not None and concrete(gain.meta["val"].shape[-1]) > 1:
+        return []
+    if sides != "both":
+        return [_Part(counts, down if sides == "negative" else up, gain, most, sides != "positive")]
+    with graph.body.inserting_before(decode):
+        above = graph.insert(ATEN.clamp.default, counts, 0, like=counts)
+        below = graph.insert(ATEN.clamp.default, counts, None, 0, like=counts)
+    return [_Part(above, up, gain, most, False), _Part(below, down, gain, most, True)]

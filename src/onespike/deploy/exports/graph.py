@@ -57,7 +57,7 @@ class Site(nn.Module):
         x, gain = x.float(), self.gain
         if self.typical is not None:
             gain = operations.row_gain(x, self.typical, self.center, self.gain)
-        counts: Tensor = operations.fire(x, self.positive, self.negative, self.center, gain, *self.firing)
+        counts = operations.fire(x, self.positive, self.negative, self.center, gain, *self.firing)
         self.log.append((self.name, counts))
         return counts, gain
 
@@ -66,9 +66,7 @@ class Site(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         counts, gain = self.fire(x)
-        value: Tensor = operations.decode(
-            counts, self.up, self.down, gain, self.offset, self.sides, self.name
-        )
+        value = operations.decode(counts, self.up, self.down, gain, self.offset, self.sides, self.name)
         return value.to(x.dtype)
 
 
@@ -110,7 +108,7 @@ class Product(nn.Module):
         if form.dims:
             stride, _, dilation, groups = form.geometry
             around = (list(stride), [before for before, _ in form.padding], list(dilation), groups)
-            value: Tensor = operations.conv(counts, *self._buffers.values(), *around, *self.facts)
+            value = operations.conv(counts, *self._buffers.values(), *around, *self.facts)
         else:
             value = operations.linear(counts, *self._buffers.values(), gain, *self.facts)
         return value if self.other is None else value + self.other.multiply(counts, gain)
@@ -188,6 +186,7 @@ class Graph:
     """An exported program.
 
     Attributes:
+        body: its nodes; those made by `insert` stand where it inserts, as in `with graph.body.inserting_before(node)`.
         inputs: the tensors that it takes, in order; constants of the call, such as `use_cache=False`, are none of them.
         held: name of a node → the name and the value of the tensor that it stands for.
         notes: what the reader should know.
@@ -195,6 +194,7 @@ class Graph:
 
     def __init__(self, program: Any) -> None:
         self.program, signature = program, program.graph_signature
+        self.body: Any = program.graph
         names, stored = set(map(str, signature.user_inputs)), {**program.state_dict, **program.constants}
         self.inputs: list[fx.Node] = [
             node
@@ -223,13 +223,46 @@ class Graph:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The held tensors that a node reads, by name."""
-        nodes = self.program.graph.nodes
-        return dict(self.held[node.name] for node in nodes if node.users and node.name in self.held)
+        read = (node.name for node in self.body.nodes if node.users)
+        return dict(self.held[name] for name in read if name in self.held)
 
     @property
     def calls(self) -> list[fx.Node]:
         """The nodes that compute, in running order."""
-        return [node for node in self.program.graph.nodes if node.op == "call_function"]
+        return [node for node in self.body.nodes if node.op == "call_function"]
+
+    def calls_of(self, *operations: str) -> list[fx.Node]:
+        """The nodes that compute one of these operations."""
+        return [node for node in self.calls if operation_of(node) in operations]
+
+    def insert(self, target: Any, *args: Any, like: fx.Node | None = None) -> fx.Node:
+        """Return a new node; its result has the form of another one's, or the form that the operation gives it."""
+        made: fx.Node = self.body.call_function(target, args)
+        form = (
+            like.meta
+            if like is not None
+            else {"val": target(*fx.map_arg(args, lambda node: node.meta["val"]))}
+        )
+        made.meta = dict(form)
+        return made
+
+    def insert_behind(self, node: fx.Node, target: Any, *args: Any) -> fx.Node:
+        """Return a new node, with a result of the same form, that whatever read this node reads instead."""
+        with self.body.inserting_after(node):
+            made = self.insert(target, *args, like=node)
+        node.replace_all_uses_with(made, lambda reader: reader is not made)
+        return made
+
+    def hold(self, name: str, value: Tensor) -> fx.Node:
+        """Return a new node that stands for a tensor."""
+        with self.body.inserting_before(next(iter(self.body.nodes))):
+            made: fx.Node = self.body.placeholder(f"held_{len(self.held)}")
+        self.held[made.name] = (name, value)
+        return made
+
+    def varies(self, argument: Any) -> bool:
+        """Whether an argument is a result, not a tensor that is held or a constant."""
+        return isinstance(argument, fx.Node) and argument.name not in self.held
 
     def tensor(self, argument: Any) -> Tensor | None:
         """Return the held tensor that an argument of a node stands for, if any."""
@@ -239,7 +272,7 @@ class Graph:
     @property
     def results(self) -> list[fx.Node]:
         """The nodes whose values it returns, in order."""
-        *_, last = self.program.graph.nodes
+        *_, last = self.body.nodes
         returned: Any = last.args[0]
         return list(returned)[-len(self.program.graph_signature.user_outputs) :]
 
@@ -266,6 +299,8 @@ def concrete(value: Any) -> Any:
         return concrete(value.meta["val"])
     if isinstance(value, (list, tuple)):
         return type(value)(map(concrete, value))
+    if isinstance(value, dict):
+        return {name: concrete(part) for name, part in value.items()}
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 

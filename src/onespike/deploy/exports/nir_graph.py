@@ -27,7 +27,7 @@ from torch import Tensor, fx
 
 from onespike.conversion.weights import by_rows
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
-from onespike.deploy.exports.comparators import MOST, PRODUCTS
+from onespike.deploy.exports.comparators import MOST
 from onespike.deploy.exports.comparison import Answer
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
@@ -42,6 +42,7 @@ from onespike.deploy.exports.nir_levels import (
     refuse,
     spread,
 )
+from onespike.deploy.exports.operations import PRODUCTS
 from onespike.errors import OnespikeWarning, UsageError
 
 SIZES = ("aten.sym_size.int", "mul")

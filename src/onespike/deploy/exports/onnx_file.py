@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onespike.deploy.exports.activation_products import multiply_
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.byte_graph import EIGHT_BITS, SEVEN_BITS, bytes_, zero_of
 from onespike.deploy.exports.comparison import Answer, tensors
+from onespike.deploy.exports.folded_graph import multiply_
 from onespike.deploy.exports.graph import Graph, marked, trace
 from onespike.deploy.exports.operations import BEFORE
 from onespike.deploy.products import EXACT

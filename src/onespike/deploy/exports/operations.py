@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import log2
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +30,17 @@ POWERS = tuple(2.0**k for k in range(int(log2(FINEST)), int(log2(COARSEST)) + 1)
 LIBRARY = torch.library.Library("spikes", "FRAGMENT")
 
 
-def operation(definition: Callable[..., Tensor]) -> Any:
+PRODUCTS = {f"spikes.{name}": f"spikes.{name}_sums" for name in ("linear", "conv", "matmul")}
+"""A product → its integer sums, before scale and bias."""
+
+
+def operation(definition: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Register a function of tensors as `torch.ops.spikes.NAME`, which decomposes into what the function does."""
     name = definition.__name__
     LIBRARY.define(name + torch.library.infer_schema(definition, mutates_args=()))
     LIBRARY.impl(name, definition, "CompositeImplicitAutograd")
-    return getattr(torch.ops.spikes, name)
+    registered: Callable[..., Tensor] = getattr(torch.ops.spikes, name)
+    return registered
 
 
 @operation
@@ -82,8 +86,7 @@ def linear(
     """gain·scale·(Ŵ·units) + bias, units = up·counts⁺ − down·counts⁻, at most `most`; the sum is exact."""
     value = linear_sums(counts, weight, up, down, most, signed, site) * scale
     value = value if gain is None else value * gain
-    result: Tensor = value if bias is None else value + bias
-    return result
+    return value if bias is None else value + bias
 
 
 @operation
@@ -95,7 +98,7 @@ def conv(
     """scale·(Ŵ ∗ units) + bias, as `linear`; the bias may differ by place, where an offset meets the border."""
     rows = (-1, *[1] * (weight.dim() - 2))
     around = (stride, padding, dilation, groups)
-    value: Tensor = conv_sums(counts, weight, up, down, *around, most, signed, site) * scale.view(rows)
+    value = conv_sums(counts, weight, up, down, *around, most, signed, site) * scale.view(rows)
     return value if bias is None else value + (bias if bias.dim() > 1 else bias.view(rows))
 
 
@@ -104,8 +107,7 @@ def linear_sums(
     counts: Tensor, weight: Tensor, up: Tensor | None, down: Tensor | None, most: int, signed: bool, site: str
 ) -> Tensor:
     """Ŵ·units, exactly."""
-    result: Tensor = sums(units_of(counts, up, down), weight, [], [], [], 1, most, signed)
-    return result
+    return sums(units_of(counts, up, down), weight, [], [], [], 1, most, signed)
 
 
 @operation
@@ -115,8 +117,7 @@ def conv_sums(
 ) -> Tensor:  # fmt: skip
     """Ŵ ∗ units, exactly."""
     units = units_of(counts, up, down, weight.dim() - 2)
-    result: Tensor = sums(units, weight, stride, padding, dilation, groups, most, signed)
-    return result
+    return sums(units, weight, stride, padding, dilation, groups, most, signed)
 
 
 def least(gain: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ def matmul(
 ) -> Tensor:  # fmt: skip
     """Units and gains times the sums of counts with counts."""
     facts = (lhs_most, rhs_most, lhs_signed, rhs_signed, site)
-    value: Tensor = matmul_sums(lhs, rhs, rhs_gain, *facts) * lhs_unit * rhs_unit
+    value = matmul_sums(lhs, rhs, rhs_gain, *facts) * lhs_unit * rhs_unit
     value = value if lhs_gain is None else value * lhs_gain
     return value if rhs_gain is None else value * least(rhs_gain)
 
@@ -143,8 +144,7 @@ def matmul_sums(
 ) -> Tensor:  # fmt: skip
     """Σ_i lhs_i·(gain_i / min gain)·rhs_i, exactly: counts with counts."""
     units = rhs if rhs_gain is None else rhs * (rhs_gain / least(rhs_gain))
-    result: Tensor = pairs(lhs, units, lhs_most, rhs_most, lhs_signed, rhs_signed)
-    return result
+    return pairs(lhs, units, lhs_most, rhs_most, lhs_signed, rhs_signed)
 
 
 @operation
@@ -172,8 +172,7 @@ def round(x: Tensor, scale: Tensor | None, low: int, high: int, signed: bool, si
 @operation
 def product(counts: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """scale·(Ŵ·counts), for counts of one byte."""
-    result: Tensor = sums(counts, weight, [], [], [], 1, 0, True) * scale
-    return result
+    return sums(counts, weight, [], [], [], 1, 0, True) * scale
 
 
 @operation

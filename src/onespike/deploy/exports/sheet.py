@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from onespike.deploy.exports.base import Request, example
-from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, PRODUCTS, depth_of, largest_sum
+from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, depth_of, largest_sum, sums_of
 from onespike.deploy.exports.comparison import reference, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, concrete, marked, operation_of, trace
+from onespike.deploy.exports.operations import PRODUCTS
 from onespike.runtime.batches import count
 from onespike.spikes.code import SHIFTS, SUM_SHIFTS, few_digits
 
@@ -137,12 +138,11 @@ class _Sums(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         value, op = super().run_node(n), operation_of(n)
         if op in PRODUCTS or op in PRODUCTS.values():
-            named, sums = arguments(n), value
+            site, sums = arguments(n)["site"], value
             if op in PRODUCTS:
-                target = getattr(torch.ops.spikes, PRODUCTS[op].removeprefix("spikes.")).default
-                read = {x.name: named[x.name] for x in target._schema.arguments}
-                sums = target(**fx.map_arg(read, lambda node: self.env[node]))
-            self.largest[named["site"]] = max(self.largest.get(named["site"], 0), int(sums.abs().max()))
+                target, args = sums_of(n)
+                sums = target(*fx.map_arg(args, lambda node: self.env[node]))
+            self.largest[site] = max(self.largest.get(site, 0), int(sums.abs().max()))
         return value
 
 
@@ -188,9 +188,9 @@ class _Written:
             else:
                 self._charge(node, op.split(".")[1], _size(node))
 
-    def _sum(self, row: SiteSheet, node: fx.Node, largest: int) -> None:
+    def _sum(self, row: SiteSheet, node: fx.Node) -> None:
         """Add the sums of a product to the site that they follow."""
-        bits = largest.bit_length() + 1
+        bits = largest_sum(node, self.graph).bit_length() + 1
         row.accumulator_bits = max(row.accumulator_bits, bits)
         row.state_bytes += _size(node) // self.batch * -(-bits // 8)
 
@@ -217,15 +217,14 @@ class _Written:
             self._charge(node, f"value of a spike: {_factor(units)}", _size(node))
         elif op.startswith("matmul"):
             widths = (named[f"{side}_most"].bit_length() + named[f"{side}_signed"] for side in ("lhs", "rhs"))
-            largest = depth_of(node) * named["lhs_most"] * named["rhs_most"]
-            self._sum(row, node, largest)
+            self._sum(row, node)
             width = " by ".join(f"{width}-bit" for width in widths)
             self._charge(node, "product of two counts", _size(node) * depth_of(node), f"{width} integers")
         else:  # a product with weights
             weight: Any = tensors["weight"]
             scale = tensors.get("scale")
             row.weight_bytes += weight.nbytes
-            self._sum(row, node, largest_sum(weight, named["most"]))
+            self._sum(row, node)
             if scale is not None:
                 self._charge(node, f"sum: {_factor([scale], SUM_SHIFTS)}", _size(node))
 
