@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from exports.small import installed
 from onespike.deploy.exports.byte_graph import bytes_
 from onespike.deploy.exports.graph import Site, trace
-from onespike.deploy.exports.onnx_file import TRANSLATIONS, _session, translated
+from onespike.deploy.exports.onnx_file import _session, translated
 from onespike.neurons import Neuron, ScaleFire
 from onespike.neurons.baselines import DualMultiThreshold
 from onespike.spikes.fire_functions import bounds
 from onespike.spikes.levels import mixed_levels
 
 installed("onnx")
+from onespike.deploy.exports.onnx_nodes import TRANSLATIONS  # noqa: E402 (needs onnxscript)
 
 LEVELS = {
     "linear": mixed_levels(10, 0),

@@ -132,6 +132,14 @@ class Marked(nn.Module):
         self.log.clear()
         return list(output.values()), counts
 
+    def check_once(self, format: str) -> None:
+        """Refuse a network with a site that fires more than once."""
+        for site in self.sites:
+            if self.sites.count(site) > 1:
+                raise UsageError(
+                    f"export: {site} fires more than once in a forward, which {format} cannot hold. Try format='onnx'."
+                )
+
 
 def named_tensors(output: Any) -> dict[str, Tensor]:
     """Return the tensors of an output by names that a file can have.

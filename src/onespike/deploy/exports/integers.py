@@ -22,7 +22,8 @@ from onespike.deploy.exports.comparators import FRACTION, Comparator
 from onespike.deploy.exports.comparison import Answer, Comparison, largest_class, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, Marked, arguments, kind_of, marked, operation_of, trace
-from onespike.deploy.exports.record import FROM_SITE, VALUE, NetworkRecord, schema
+from onespike.deploy.exports.operations import PRODUCTS
+from onespike.deploy.exports.record import FROM_SITE, OPERATIONS, VALUE, NetworkRecord, schema
 from onespike.deploy.exports.sheet import measured
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
@@ -70,6 +71,7 @@ def write(request: Request, file: Path) -> Foreign:
 
     batch = example(request.batches)
     network = marked(request.network, batch)
+    network.check_once("integers")
     graph = trace(network, batch, pure=True)
     record, stored = _described(graph, network, dict(request.facts))
     made = measured(graph, count(batch), request)
@@ -114,12 +116,7 @@ def _described(
     graph: Graph, network: Marked, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the record of a graph, and the tensors that it names."""
-    fires = {arguments(node)["site"]: node for node in graph.calls if operation_of(node) == "spikes.fire"}
-    if len(fires) < len(network.sites):
-        twice = next(s for s in network.sites if network.sites.count(s) > 1)
-        raise UsageError(
-            f"export: {twice} fires more than once in a forward, which integers cannot hold. Try format='onnx'."
-        )
+    fires = {arguments(node)["site"]: node for node in graph.calls_of("spikes.fire")}
     tensors = dict[str, Tensor]()
     codes = {name: _code(fires[name], graph, tensors) for name in network.sites}
     compared = fold_(graph)
@@ -209,10 +206,8 @@ PYTHON = {
 TYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 
 
-EXACT = tuple(
-    f"spikes.{name}"
-    for name in ("fire", "compare", "decode", "linear_sums", "conv_sums", "matmul_sums", "row_gain")
-)
+EXACT = {*OPERATIONS} - {*PRODUCTS}
+"""Their results are whole numbers, or products of such: they need no rounding."""
 
 
 class Replay:

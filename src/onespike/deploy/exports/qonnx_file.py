@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
 from onespike.deploy.exports.comparators import MOST, Comparator
 from onespike.deploy.exports.comparison import Answer, tensors
 from onespike.deploy.exports.folded_graph import fold_
-from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
-from onespike.deploy.exports.onnx_file import input_names, translated
+from onespike.deploy.exports.graph import Graph, arguments, marked, trace
+from onespike.deploy.exports.onnx_file import feeds, input_names, translated
 from onespike.errors import UsageError
 from onespike.runtime.batches import call, split, take
 
@@ -68,9 +68,8 @@ def write(request: Request, file: Path) -> Foreign:
     batch = example(request.batches)
     first = take(batch, slice(0, 1))
     network = marked(request.network, batch)
-    several, single = (
-        [*outputs, *counts] for outputs, counts in (call(network, batch), call(network, first))
-    )
+    network.check_once("qonnx")
+    several, single = (tensors(call(network, inputs)) for inputs in (batch, first))
     axes = [_axis(before, after) for before, after in zip(several, single, strict=True)]
     graph = trace(network, first, pure=True, fixed=True)
     translations = {
@@ -93,15 +92,11 @@ def _axis(several: Tensor, single: Tensor) -> int:
 
 def folded(graph: Graph) -> dict[str, Comparator]:
     """Put comparators in place of all neurons, in a program that can be translated."""
-    fires = [arguments(node) for node in graph.calls if operation_of(node) == "spikes.fire"]
-    sites = [named["site"] for named in fires]
+    level_numbers = {
+        named["site"]: len(named["levels"]) for named in map(arguments, graph.calls_of("spikes.fire"))
+    }
     compared = fold_(graph, whole=True)
-    for named in fires:
-        site, levels = named["site"], len(named["levels"])
-        if sites.count(site) > 1:
-            raise UsageError(
-                f"export: {site} fires more than once in a forward, which qonnx cannot hold. Try format='onnx'."
-            )
+    for site, levels in level_numbers.items():
         if site not in compared:
             reason = (
                 f"it has {levels} levels. Convert with fewer and without the pass layout"
@@ -112,14 +107,14 @@ def folded(graph: Graph) -> dict[str, Comparator]:
     program = graph.program
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     mode = next(node.meta["val"].fake_mode for node in graph.inputs)
-    for node in program.graph.nodes:
+    for node in graph.body.nodes:
         if node.op == "placeholder" and node.name not in specs:
             name, value = graph.held[node.name]
             node.meta["val"] = mode.from_tensor(value, static_shapes=True)
             specs[node.name] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name, None)
             program.constants[name] = value
-    placed: list[fx.Node] = [node for node in program.graph.nodes if node.op == "placeholder"]
-    program.graph_signature.input_specs[:] = [specs[node.name] for node in placed]
+    placed = [node.name for node in graph.body.nodes if node.op == "placeholder"]
+    program.graph_signature.input_specs[:] = [specs[name] for name in placed]
     program.graph_module.recompile()
     return compared
 
@@ -129,9 +124,8 @@ def sums(
     groups: int = 1, most: int = 0, signed: bool = True,
 ) -> Any:  # fmt: skip
     """`operations.sums` of whole numbers in float32."""
-    from onnxscript import opset20
+    from onespike.deploy.exports.onnx_nodes import op
 
-    op: Any = opset20
     whole = op.Cast(weight, to=FLOAT)
     if not stride:
         return op.MatMul(units, op.Transpose(whole, perm=[1, 0]))
@@ -143,18 +137,18 @@ def pairs(
     lhs: Any, rhs: Any, lhs_most: int = 0, rhs_most: int = 0, lhs_signed: bool = True, rhs_signed: bool = True
 ) -> Any:
     """`operations.pairs` of whole numbers in float32."""
-    from onnxscript import opset20
+    from onespike.deploy.exports.onnx_nodes import op
 
-    return opset20.MatMul(lhs, rhs)
+    return op.MatMul(lhs, rhs)
 
 
 def neurons(compared: dict[str, Comparator]) -> Any:
     """Return how `operations.compare` is written: MultiThresholds that count up, less those where the count falls."""
-    import onnx
     from onnx.defs import OpSchema
-    from onnxscript import opset20, values
+    from onnxscript import values
 
-    op: Any = opset20
+    from onespike.deploy.exports.onnx_nodes import constant, op
+
     kinds = {"out_dtype": "STRING", "out_bias": "FLOAT", "out_scale": "FLOAT", "data_layout": "STRING"}
     schema = OpSchema(
         "MultiThreshold", DOMAIN, 1, type_constraints=[("T", ["tensor(float)"], "")],
@@ -164,20 +158,10 @@ def neurons(compared: dict[str, Comparator]) -> Any:
     )  # fmt: skip
     multi_threshold = values.Op(values.Opset(DOMAIN, 1), "MultiThreshold", schema)
 
-    def constant(value: Tensor) -> Any:
-        return op.Constant(value=onnx.numpy_helper.from_array(value.numpy()))
-
     def counted(x: Any, rows: Tensor, columns: list[int], bias: int, layout: str) -> Any:
         cuts = rows[:, columns] if columns else torch.full((1, 1), LARGEST)
-        kind = type_of(bias, bias + cuts.shape[1])
-        return multi_threshold(
-            x,
-            constant(cuts.contiguous()),
-            out_dtype=kind,
-            out_bias=float(bias),
-            out_scale=1.0,
-            data_layout=layout,
-        )
+        facts = (type_of(bias, bias + cuts.shape[1]), float(bias), 1.0, layout)
+        return multi_threshold(x, constant(cuts.contiguous()), **dict(zip(kinds, facts, strict=True)))
 
     def compare(x: Any, thresholds: Any, sign: Any, values: Any, fraction: int, site: str) -> Any:
         decided, shape = compared[site], [int(size) for size in x.shape]
@@ -287,10 +271,9 @@ class _Model:
 
         names, runs = [put.name for put in self.model.graph.input], list[dict[str, Any]]()
         for one in split(batch, 1):
-            leaves = [one[name] for name in self.record["inputs"]] if isinstance(one, dict) else tensors(one)
-            feeds = {name: leaf.detach().cpu().numpy() for name, leaf in zip(names, leaves, strict=True)}
             with readable():
-                runs.append(execute_onnx(self.model, feeds, return_full_exec_context=True))
+                put = feeds(one, names, self.record["inputs"])
+                runs.append(execute_onnx(self.model, put, return_full_exec_context=True))
         values = [[torch.from_numpy(run[name]) for run in runs] for name, _ in self.record[part]]
         axes = [axis for _, axis in self.record[part]]
         return [torch.cat(v, axis) if axis >= 0 else v[0] for v, axis in zip(values, axes, strict=True)]
