@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -104,20 +105,24 @@ def sheet(snn: nn.Module, batches: Sequence[Any]) -> Sheet:
 
 def measured(graph: Graph, batch: int, request: Request) -> Sheet:
     """Return the sheet of a folded graph, of a batch of this size, with its spikes and sums on all inputs."""
-    made, inputs_seen = _Written(graph, batch), sum(map(count, request.batches))
+    rows, inputs_seen = _Rows(graph, batch), sum(map(count, request.batches))
     for node in graph.calls:
-        made.add(node)
+        rows.add(node)
     sums = _Sums(graph)
     for inputs in request.batches:
         sums.see(inputs)
         for site, counts in reference(request.network, inputs)[1].counts:
-            row, events = made.sites[site], (counts != 0).reshape(count(inputs), -1).sum(1)
+            row, events = rows.sites[site], (counts != 0).reshape(count(inputs), -1).sum(1)
             row.events += float(events.sum()) / inputs_seen
             row.most_events = max(row.most_events, int(events.max()))
             row.traffic_bytes = row.events * (row.payload_bits + (counts[0].numel() - 1).bit_length()) / 8
     for site, largest in sums.largest.items():
-        made.sites[site].measured_bits = largest.bit_length() + 1
-    return Sheet(list(made.sites.values()), made.rows())
+        rows.sites[site].measured_bits = largest.bit_length() + 1
+    operations = [
+        Operation(layer, name, number // batch, width, floats)
+        for (layer, name, width, floats), number in rows.operations.items()
+    ]
+    return Sheet(list(rows.sites.values()), operations)
 
 
 class _Sums(fx.Interpreter):
@@ -127,48 +132,39 @@ class _Sums(fx.Interpreter):
         graph.program.graph_module.recompile()
         super().__init__(graph.program.graph_module)
         self.of = graph
-        self.largest = dict[str, int]()
+        self.largest = Counter[str]()
 
     def see(self, batch: Any) -> None:
         """Run one batch."""
         inputs = dict(zip(self.of.inputs, tensors(batch), strict=True))
-        nodes = [node for node in self.of.program.graph.nodes if node.op == "placeholder"]
+        nodes = [node for node in self.of.body.nodes if node.op == "placeholder"]
         self.run(*(inputs[node] if node in inputs else self.of.tensor(node) for node in nodes))
 
     def run_node(self, n: fx.Node) -> Any:
-        value, op = super().run_node(n), operation_of(n)
-        if op in PRODUCTS or op in PRODUCTS.values():
-            site, sums = arguments(n)["site"], value
-            if op in PRODUCTS:
-                target, args = sums_of(n)
-                sums = target(*fx.map_arg(args, lambda node: self.env[node]))
-            self.largest[site] = max(self.largest.get(site, 0), int(sums.abs().max()))
+        sums = value = super().run_node(n)
+        if operation_of(n) in PRODUCTS:
+            target, args = sums_of(n)
+            sums = target(*fx.map_arg(args, lambda node: self.env[node]))
+        if operation_of(n) in (*PRODUCTS, *PRODUCTS.values()):
+            site = arguments(n)["site"]
+            self.largest[site] = max(self.largest[site], int(sums.abs().max()))
         return value
 
 
-class _Written:
+class _Rows:
+    """What the nodes of a graph take: rows of sites, and how often each operation of a layer runs, for a whole batch."""
+
     def __init__(self, graph: Graph, batch: int) -> None:
         self.graph, self.batch = graph, batch
         self.sites: dict[str, SiteSheet] = {}
-        self._rows: dict[tuple[str, str, str, bool], int] = {}
-
-    def rows(self) -> list[Operation]:
-        return [
-            Operation(layer, name, number // self.batch, width, floats)
-            for (layer, name, width, floats), number in self._rows.items()
-        ]
+        self.operations = Counter[tuple[str, str, str, bool]]()
 
     def _charge(
         self, node: fx.Node, name: str, number: int, width: str = FIXED, floats: bool = False
     ) -> None:
-        path = [name for name, _ in node.meta.get("nn_module_stack", {}).values()]
-        layer = (
-            path[-1].removeprefix("network").partition(".integer_")[0].partition(".neurons.")[0].strip(".")
-            if path
-            else ""
-        )
-        key = (layer, name, width, floats)
-        self._rows[key] = self._rows.get(key, 0) + number
+        *_, layer = ("", *(path for path, _ in node.meta.get("nn_module_stack", {}).values()))
+        layer = layer.removeprefix("network").partition(".integer_")[0].partition(".neurons.")[0].strip(".")
+        self.operations[layer, name, width, floats] += number
 
     def add(self, node: fx.Node) -> None:
         """Add one node to the sheet; what only moves elements costs nothing."""
@@ -176,64 +172,54 @@ class _Written:
         if op.startswith("spikes."):
             self._site(node, op.removeprefix("spikes."), arguments(node))
         elif isinstance(result, Tensor) and result.is_floating_point() and op not in (*MOVES, *POOLS):
-            named = [a for a in node.args if isinstance(a, fx.Node)]
-            weights = [x for x in map(self.graph.tensor, named) if x is not None]
-            if op in ANALOG or "conv" in op:
-                weighted = bool(weights)
-                depth = weights[0][0].numel() if weighted else int(concrete(named[0].meta["val"].shape[-1]))
-                kind = "product in floats" if weighted else "product of two activations"
+            if op not in ANALOG and "conv" not in op:
+                self._charge(node, op.split(".")[1], _size(node))
+                return
+            operands = [a for a in node.args if isinstance(a, fx.Node)]
+            weight = next((x for x in map(self.graph.tensor, operands) if x is not None), None)
+            if weight is not None:
                 self._charge(
-                    node, kind, _size(node) * depth, "32-bit floats" if weighted else FIXED, weighted
+                    node, "product in floats", _size(node) * weight[0].numel(), "32-bit floats", True
                 )
             else:
-                self._charge(node, op.split(".")[1], _size(node))
-
-    def _sum(self, row: SiteSheet, node: fx.Node) -> None:
-        """Add the sums of a product to the site that they follow."""
-        bits = largest_sum(node, self.graph).bit_length() + 1
-        row.accumulator_bits = max(row.accumulator_bits, bits)
-        row.state_bytes += _size(node) // self.batch * -(-bits // 8)
+                depth = int(concrete(operands[0].meta["val"].shape[-1]))
+                self._charge(node, "product of two activations", _size(node) * depth)
 
     def _site(self, node: fx.Node, op: str, named: dict[str, Any]) -> None:
         if op == "row_gain":
             self._charge(node, "rows measured", _size(named["x"]))
             return
         row = self.sites.setdefault(named["site"], SiteSheet(named["site"]))
-        tensors = {name: self.graph.tensor(value) for name, value in named.items()}
+        tensors = {name: x for name, value in named.items() if (x := self.graph.tensor(value)) is not None}
         if op in ("compare", "fire"):
-            levels, signed = _levels(op, named)
+            # the counts between which it decides, 0 among them
+            levels = named["values"] if op == "compare" else [0, *named["levels"]]
+            signed = min(levels) < 0 or named.get("sides", "positive") != "positive"
             row.decides = "compares" if op == "compare" else "scales and rounds"
             row.payload_bits = max(map(abs, levels)).bit_length() + signed
-            comparisons = _size(node) * (len(levels) - 1).bit_length()  # a binary search
-            held = [x for name, x in tensors.items() if x is not None and name != "x"]
-            row.threshold_bytes = sum(x.nbytes for x in held)
+            row.threshold_bytes = sum(x.nbytes for name, x in tensors.items() if name != "x")
             width = "32-bit sums" if op == "compare" and not named["fraction"] else FIXED
-            self._charge(node, "comparison", comparisons, width)
-            if op == "fire":
-                steps = [x for x in (tensors["positive"], tensors["negative"]) if x is not None]
-                self._charge(node, f"neuron: {_factor([1 / step for step in steps])}", _size(node))
+            # a binary search
+            self._charge(node, "comparison", _size(node) * (len(levels) - 1).bit_length(), width)
+        units = [tensors[name] for name in ("positive", "negative") if name in tensors]
+        if op == "fire":
+            self._charge(node, f"neuron: {_factor([1 / step for step in units])}", _size(node))
         elif op == "decode":
-            units = [x for name in ("positive", "negative") if (x := tensors[name]) is not None]
             self._charge(node, f"value of a spike: {_factor(units)}", _size(node))
-        elif op.startswith("matmul"):
-            widths = (named[f"{side}_most"].bit_length() + named[f"{side}_signed"] for side in ("lhs", "rhs"))
-            self._sum(row, node)
-            width = " by ".join(f"{width}-bit" for width in widths)
-            self._charge(node, "product of two counts", _size(node) * depth_of(node), f"{width} integers")
-        else:  # a product with weights
-            weight: Any = tensors["weight"]
-            scale = tensors.get("scale")
-            row.weight_bytes += weight.nbytes
-            self._sum(row, node)
-            if scale is not None:
-                self._charge(node, f"sum: {_factor([scale], SUM_SHIFTS)}", _size(node))
-
-
-def _levels(op: str, named: dict[str, Any]) -> tuple[list[int], bool]:
-    """Return the counts between which a neuron decides, 0 among them, and whether some are negative."""
-    if op == "compare":
-        return named["values"], min(named["values"]) < 0
-    return [0, *named["levels"]], named["sides"] != "positive"
+        elif op != "compare":  # a product
+            bits = largest_sum(node, self.graph).bit_length() + 1
+            row.accumulator_bits = max(row.accumulator_bits, bits)
+            row.state_bytes += _size(node) // self.batch * -(-bits // 8)
+            if "weight" in tensors:
+                row.weight_bytes += tensors["weight"].nbytes
+            else:
+                bits_of = (
+                    named[f"{side}_most"].bit_length() + named[f"{side}_signed"] for side in ("lhs", "rhs")
+                )
+                width = " by ".join(f"{bits}-bit" for bits in bits_of)
+                self._charge(node, "product of two counts", _size(node) * depth_of(node), f"{width} integers")
+            if "scale" in tensors:
+                self._charge(node, f"sum: {_factor([tensors['scale']], SUM_SHIFTS)}", _size(node))
 
 
 def _factor(factors: list[Tensor], digits: int = SHIFTS) -> str:
@@ -243,8 +229,5 @@ def _factor(factors: list[Tensor], digits: int = SHIFTS) -> str:
     return SHIFTED if all(short) else MULTIPLIED
 
 
-def _size(node: Any) -> int:
-    size = 1
-    for axis in node.meta["val"].shape:
-        size *= int(concrete(axis))
-    return size
+def _size(node: fx.Node) -> int:
+    return prod(concrete(tuple(node.meta["val"].shape)))
