@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,37 +23,19 @@ from onespike.sites.attention import attention_sites
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class Weighted(NamedTuple):
-    """A product of spikes and a weight: the key of its site within the owner, and whose parameters it multiplies by."""
+def _weighted(module: Any, owner: Neurons) -> dict[str, tuple[Any, str]]:
+    """Return the products of one owner's spikes with parameters, as far as their modules are known.
 
-    key: str
-    neuron: Neuron
-    holder: nn.Module
-    prefix: str = ""
-
-    @property
-    def weight(self) -> Tensor:
-        value: Tensor = getattr(self.holder, f"{self.prefix}weight")
-        return value
-
-    @property
-    def bias(self) -> Tensor | None:
-        return getattr(self.holder, f"{self.prefix}bias", None)
-
-
-def _weighted(module: Any, owner: Neurons) -> Iterator[Weighted]:
-    """Yield the products of one owner's spikes with parameters, as far as their modules are known."""
-    products: dict[str, tuple[Any, ...]] = {}
+    The key of each site within the owner → whose parameters it multiplies by, and how their names begin.
+    """
+    products = dict[str, tuple[Any, str]]()
     if isinstance(module, nn.MultiheadAttention):
         joint = module._qkv_same_embed_dim
         products = {"linear0_input": (module, "in_proj_")} if joint else {}
-        products["linear1_input" if joint else "linear3_input"] = (module.out_proj,)
+        products["linear1_input" if joint else "linear3_input"] = (module.out_proj, "")
     elif isinstance(module._parameters.get("weight"), Tensor) and module.weight.dim() > 1:
-        products = {key: (module,) for key in owner if key.endswith("0_input")}
-    for key, parameters in products.items():
-        neuron = owner._modules.get(key)
-        if isinstance(neuron, Neuron):
-            yield Weighted(key, neuron, *parameters)
+        products = {key: (module, "") for key in owner if key.endswith("0_input")}
+    return {key: product for key, product in products.items() if isinstance(owner._modules.get(key), Neuron)}
 
 
 @dataclass(frozen=True)
@@ -63,8 +44,6 @@ class Optimized:
 
     integer: int
     simulated: dict[str, str]
-    attended: int = 0
-    """Attention whose products may run on integers, where it is called as one function."""
 
     def __str__(self) -> str:
         whole = self.integer + len(self.simulated)
@@ -96,30 +75,31 @@ def optimize_(snn: nn.Module, *, integer_units: bool | None = None) -> Optimized
             continue
         owner.apart = True  # an input's spikes must not depend on its batch
         attended += _attend_(module, owner) if units else 0
-        for product in _weighted(module, owner):
-            _check_weight(name, product.weight)
-            form = _form(module, product) if units else NO_UNITS
-            integers, weight = (None, rounded(product.weight)) if isinstance(form, str) else form
-            setattr(product.holder, f"{product.prefix}weight", nn.Parameter(weight, requires_grad=False))
+        for key, (holder, prefix) in _weighted(module, owner).items():
+            weight, bias = getattr(holder, f"{prefix}weight"), getattr(holder, f"{prefix}bias", None)
+            _check_weight(name, weight)
+            form = _form(module, key, owner[key], weight, bias) if units else NO_UNITS
+            integers, weight = (None, rounded(weight)) if isinstance(form, str) else form
+            setattr(holder, f"{prefix}weight", nn.Parameter(weight, requires_grad=False))
             if isinstance(form, str):
-                owner.weights, simulated[f"{name}:{product.key}"] = "rounded", form
+                owner.weights, simulated[f"{name}:{key}"] = "rounded", form
                 continue
             done, owner.weights = done + 1, "integers"
-            module.add_module(f"integer_{product.key}", integers)
-            owner.products = {**owner.products, product.key: integers}
+            module.add_module(f"integer_{key}", integers)
+            owner.products = {**owner.products, key: integers}
     if not done and not simulated and not attended:
         raise UsageError("optimize: no spikes meet a weight in this network. Convert more of its sites.")
-    return Optimized(done, simulated, attended)
+    return Optimized(done, simulated)
 
 
 NO_UNITS = "this processor has no VNNI, Arm dot products or AVX2, or there is no compiler"
 
 
-def _form(module: Any, product: Weighted) -> tuple[Any, Tensor] | str:
-    if product.key.startswith("linear") and product.weight.dim() == 2:
-        return integer_form(product.neuron, product.weight, product.bias)
-    if product.key == "conv0_input" and isinstance(module, CONVOLUTIONS):
-        return integer_form(product.neuron, product.weight, product.bias, module)
+def _form(module: Any, key: str, neuron: Any, weight: Tensor, bias: Any) -> tuple[Any, Tensor] | str:
+    if key.startswith("linear") and weight.dim() == 2:
+        return integer_form(neuron, weight, bias)
+    if key == "conv0_input" and isinstance(module, CONVOLUTIONS):
+        return integer_form(neuron, weight, bias, module)
     return f"{type(module).__name__} has no integer form"
 
 

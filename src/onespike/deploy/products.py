@@ -77,33 +77,27 @@ class IntegerProduct(nn.Module):
         self._ready: Any = None
         self._constants: dict[tuple[int, ...], Tensor | None] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_ready": None,
-            "_constants": {},
-        }  # packed weights are specific to this processor
+    def __getstate__(self) -> dict[str, Any]:  # packed weights are specific to this processor
+        return {**self.__dict__, "_ready": None, "_constants": {}}
 
     def forward(self, x: Tensor, neuron: Neuron) -> Tensor:
         if self.dims and x.dim() == self.dims + 1:
             return self.forward(x.unsqueeze(0), neuron).squeeze(0)
         weights = self._prepared(neuron)
         value = None if weights is None else (self._images if self.dims else self._rows)(x, neuron, weights)
-        value = self._plain(x, neuron) if value is None else value
+        if value is None:
+            return self.plain(x, neuron)
         return value if self.other is None else value + self.other(x, neuron)
 
     def plain(self, x: Tensor, neuron: Neuron) -> Tensor:
         """The definition, in torch's operations and in the order of the kernels."""
-        value = self._plain(x, neuron)
-        return value if self.other is None else value + self.other.plain(x, neuron)
-
-    def _plain(self, x: Tensor, neuron: Neuron) -> Tensor:
         units = units_of(neuron.counts(x), self.times_up, self.times_down, self.dims).to(self.exact)
         sums = multiply(units, self.weight.to(self.exact), *self.geometry)
         value = sums.float() * (self.scale * self._factor(neuron)).view(-1, *[1] * self.dims)
         gain, bias = neuron.code().settled(x).gain, self.constants(tuple(x.shape[2:]))
         value = value if gain is None else value * gain
-        return value if bias is None else value + bias
+        value = value if bias is None else value + bias
+        return value if self.other is None else value + self.other.plain(x, neuron)
 
     def constants(self, size: tuple[int, ...]) -> Tensor | None:
         """Return bias and the offset's part, [outputs, …] by place where they differ by place; kept per size of image."""
@@ -126,14 +120,11 @@ class IntegerProduct(nn.Module):
 
     def _prepared(self, neuron: Neuron) -> kernels.Weights | None:
         """Return what the kernel takes, made once per processor and λ; None where it has no form for the neuron."""
-        if (
-            torch.compiler.is_compiling()
-            or not self.fits
-            or self.dims > 2
-            or (self.dims and self.geometry[3] > 1)
-        ):
-            return None
-        path, scale = kernels.best_path(), _lambda(neuron)
+        without = not self.fits or self.dims > 2 or (self.dims and self.geometry[3] > 1)
+        path, scale = (
+            None if without or torch.compiler.is_compiling() else kernels.best_path(),
+            _lambda(neuron),
+        )
         if path is None:
             return None
         if self._ready is None or self._ready[0] != (path, scale):

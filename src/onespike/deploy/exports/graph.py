@@ -61,9 +61,6 @@ class Site(nn.Module):
         self.log.append((self.name, counts))
         return counts, gain
 
-    def counts(self, x: Tensor) -> Tensor:
-        return self.fire(x)[0]
-
     def forward(self, x: Tensor) -> Tensor:
         counts, gain = self.fire(x)
         value = operations.decode(counts, self.up, self.down, gain, self.offset, self.sides, self.name)

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterable
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -81,12 +81,8 @@ def write(request: Request, file: Path) -> Foreign:
     facts = {f"onespike.{name}": str(fact) for name, fact in request.facts.items()}
     graph = nir.NIRGraph(nodes=chain.nodes, edges=chain.edges, metadata=facts)
     if chain.neurons > LARGE:
-        size = sum(
-            array.nbytes
-            for node in chain.nodes.values()
-            for array in vars(node).values()
-            if hasattr(array, "nbytes")
-        )
+        arrays = (array for node in chain.nodes.values() for array in vars(node).values())
+        size = sum(getattr(array, "nbytes", 0) for array in arrays)
         warnings.warn(
             f"export: {chain.cost}, {size / 1e6:.0f} MB. Convert with fewer levels: preset='chip', io='spiking'.",
             OnespikeWarning,
@@ -109,13 +105,9 @@ class Chain:
     """
 
     def __init__(self, graph: Graph) -> None:
-        import nir
-
-        calls = [node for node in graph.calls if operation_of(node) == "spikes.fire"]
-        self.graph, self.last = graph, "input"
-        self.coded = {
-            named["site"]: named for named in map(arguments, calls) if named["x"] is graph.inputs[0]
-        }
+        self.graph, before = graph, graph.inputs[0]
+        fires = map(arguments, graph.calls_of("spikes.fire"))
+        self.coded = {named["site"]: named for named in fires if named["x"] is before}
         self.folded = fold_(graph, whole=True)
         self.nodes: dict[str, Any] = {}
         self.edges: list[tuple[str, str]] = []
@@ -123,9 +115,8 @@ class Chain:
         self.product: fx.Node | None = None
         self.before: Fired | None = None
         self.between: list[fx.Node] = []
-        self.neurons = 0
-        before = graph.inputs[0]
-        self.nodes["input"] = nir.Input(input_type={"input": _array(_shape(before))})
+        self.neurons, self.last = 0, ""
+        self._add("input", "Input", input_type={"input": np.array(_shape(before))})
         for node in graph.calls:
             op = operation_of(node)
             if op in SIZES:
@@ -149,26 +140,28 @@ class Chain:
                 raise _obstacle(node)
         if self.product is None or self.between:
             raise refuse("the network does not end with a product")
-        self._add("output", nir.Output(output_type={"output": _array(_shape(before))}))
+        self._add("output", "Output", output_type={"output": np.array(_shape(before))})
         counts = sum(prod(fired.shape) for fired in self.fires.values())
         self.cost: str = f"{self.neurons} binary neurons for {counts} counts of an input"
 
-    def _add(self, name: str, node: Any) -> None:
-        self.nodes[name] = node
-        self.edges.append((self.last, name))
+    def _add(self, name: str, kind: str, *args: Any, **facts: Any) -> None:
+        """Write a node behind the last one."""
+        import nir
+
+        self.nodes[name] = getattr(nir, kind)(*args, **facts)
+        if self.last:
+            self.edges.append((self.last, name))
         self.last = name
 
     def _affine(self, name: str, weight: Tensor, bias: Tensor, size: tuple[int, ...], geometry: dict[str, Any] = POINT) -> None:  # fmt: skip
         """Write a linear map of vectors, or a convolution of images of this size."""
-        import nir
-
         kernel, added = weight.float().numpy(), bias.float().numpy()
         if len(size) == 1:
-            self._add(name, nir.Affine(weight=kernel, bias=added))
+            self._add(name, "Affine", kernel, added)
             return
         wide = kernel.reshape(*kernel.shape, *[1] * (4 - kernel.ndim))
         stride, padding, dilation = (tuple(geometry[part]) for part in ("stride", "padding", "dilation"))
-        self._add(name, nir.Conv2d(size[1:], wide, stride, padding, dilation, 1, added))
+        self._add(name, "Conv2d", size[1:], wide, stride, padding, dilation, 1, added)
 
     def _multiply(self, node: fx.Node, op: str) -> None:
         """Write a product, and before it what the spikes that it receives are worth."""
@@ -184,13 +177,12 @@ class Chain:
         weight, bias, scale = (self._double(named.get(part)) for part in ("weight", "bias", "scale"))
         if bias is not None and bias.dim() > 1:
             raise refuse(f"the bias before {where} differs by place", SPIKING_INPUT)
-        before: Any = node.args[0]
         if self.before is not None:
             self._values(self.before, [self._double(named.get(part)) for part in ("up", "down")], where)
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         weight = weight if scale is None else weight * by_rows(scale, weight)
         name = "output_layer" if where == "the output" else f"product{len(self.fires)}"
-        self._affine(name, weight, bias, _shape(before), POINT | named)
+        self._affine(name, weight, bias, _shape(node.args[0]), POINT | named)
         self.product, self.before = node, None
 
     def _double(self, argument: Any) -> Any:
@@ -199,8 +191,6 @@ class Chain:
 
     def _values(self, fired: Fired, units: list[Tensor | None], where: str) -> None:
         """Write what the spikes before a product are worth, in its units, and their change of shape."""
-        import nir
-
         one = torch.ones(1, dtype=torch.float64)
         wide = [(one if unit is None else unit).view(-1, *[1] * (len(fired.shape) - 1)) for unit in units]
         up, down = (by_channel(unit.expand(fired.shape).flatten(), fired.size[0], where) for unit in wide)
@@ -208,20 +198,18 @@ class Chain:
         self._affine(f"{fired.node}_values", spread(worth).transpose(0, 1), base, fired.size)
         self.nodes[self.last].metadata = {"onespike.site": fired.site}
         if len(fired.shape) < len(fired.size):
-            self._add(
-                f"{fired.node}_flat", nir.Flatten(input_type={"input": _array(fired.size)}, start_dim=0)
-            )
+            size = {"input": np.array(fired.size)}
+            self._add(f"{fired.node}_flat", "Flatten", input_type=size, start_dim=0)
 
     def _fire(self, node: fx.Node, site: str) -> None:
         """Write the neurons of a site: a row for each threshold, one IF, and what follows it."""
-        where: Any = self.product if self.product is not None else self.graph.inputs[0]
-        size, final = _shape(where), _shape(node)
+        size, final = _shape(self.graph.inputs[0] if self.product is None else self.product), _shape(node)
         if len(size) not in (1, 3):
             raise refuse(f"{site} codes an input of {len(size)} dimensions")
         if self.product is None:
             levels = of_input(self.coded[site], self.graph, size, site)
         else:
-            pools: list[Any] = [node for node in self.between if operation_of(node) == POOL]
+            pools = [node for node in self.between if operation_of(node) == POOL]
             windows = [(_shape(node)[1:], _shape(node.args[0])[1:], arguments(node)) for node in pools]
             levels = of_sums(self.folded[site], size, final, windows, site)
         copies, name = len(levels.moves), f"fire{len(self.fires)}"
@@ -237,34 +225,25 @@ class Chain:
         self.product, self.between = None, []
 
     def _neurons(self, name: str, size: tuple[int, ...], site: str, above: Tensor | None = None) -> None:
-        import nir
-
-        ones, threshold = torch.ones(size), torch.full(size, THRESHOLD)
+        threshold = torch.full(size, THRESHOLD)
         threshold = threshold if above is None else threshold + above.float()
-        self._add(name, nir.IF(ones.numpy(), threshold.numpy(), metadata={"onespike.site": site}))
-        self.neurons += ones.numel()
+        self._add(name, "IF", np.ones(size, np.float32), threshold.numpy(), metadata={"onespike.site": site})
+        self.neurons += threshold.numel()
 
     def _pool(self, node: fx.Node, name: str, spikes: tuple[int, ...], site: str) -> tuple[int, ...]:
         """Write a max-pool of the spikes of each threshold; return the size of its result."""
-        import nir
-
-        pool, shape = arguments(node), _shape(node)
+        pool, pooled = arguments(node), (spikes[0], *_shape(node)[1:])
         if any(n != 0 for n in pool["padding"]) or any(n != 1 for n in pool["dilation"]) or pool["ceil_mode"]:
             raise refuse(f"the max-pool before {site} has a padding or a dilation, or rounds up")
         kernel = pool["kernel_size"]
-        self._add(f"{name}_pool", nir.SumPool2d(*map(_array, (kernel, pool["stride"] or kernel, (0, 0)))))
-        pooled = (spikes[0], *shape[1:])
+        self._add(f"{name}_pool", "SumPool2d", *map(np.array, (kernel, pool["stride"] or kernel, (0, 0))))
         self._neurons(f"{name}_any", pooled, site)
         return pooled
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
+def _shape(node: Any) -> tuple[int, ...]:
     """Return the size of one input's part of a result."""
     return tuple(int(n) for n in node.meta["val"].shape[1:])
-
-
-def _array(sizes: Iterable[int]) -> Any:
-    return torch.tensor([int(n) for n in sizes]).numpy()
 
 
 def _obstacle(node: fx.Node) -> UsageError:
@@ -309,14 +288,18 @@ class Simulated:
             modules[fired.node].register_forward_hook(partial(self._keep, fired.node))
 
     def _keep(self, name: str, _: Any, __: Any, output: Any) -> None:
-        self.spikes[name] = output[0] if isinstance(output, tuple) else output
+        self.spikes[name] = _first(output)
 
     def __call__(self, batch: Tensor) -> Answer:
         outputs, counts = [], {site: list[Tensor]() for site in self.fires}
         with torch.no_grad():
             for one in batch:
-                output = self.network(one)
-                outputs.append(output[0] if isinstance(output, tuple) else output)
+                outputs.append(_first(self.network(one)))
                 for site, fired in self.fires.items():
                     counts[site].append(fired.counts(self.spikes[fired.node]))
         return Answer([torch.stack(outputs)], [(site, torch.stack(of)) for site, of in counts.items()])
+
+
+def _first(output: Any) -> Any:
+    """Return a result without the state of its neurons."""
+    return output[0] if isinstance(output, tuple) else output
