@@ -16,12 +16,20 @@ from torch import Tensor, nn
 
 from onespike import kernels
 from onespike.deploy.folding import common_units
-from onespike.deploy.products import move_
+from onespike.deploy.products import move_, scale_of
 from onespike.neurons import Neuron
 from onespike.spikes import SpikeCode
 
 OFFSET = 2**13 - 1
 """The largest whole number of q's offset: 64 of them times the largest counts stay below 2³¹."""
+
+
+def _spread(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor in this shape, to which it broadcasts but for leading axes of 1; RuntimeError if it cannot."""
+    if x is None:
+        return None
+    lead = x.reshape(*x.shape[x.dim() - len(shape) :]) if x.dim() > len(shape) and x.shape[0] == 1 else x
+    return lead.detach().expand(shape).contiguous()
 
 
 class _Operand(NamedTuple):
@@ -33,29 +41,14 @@ class _Operand(NamedTuple):
     most: int
 
 
-def _spread(x: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in this shape, to which it broadcasts but for leading axes of 1; RuntimeError if it cannot."""
-    if x is None:
-        return None
-    lead = x.reshape(*x.shape[x.dim() - len(shape) :]) if x.dim() > len(shape) and x.shape[0] == 1 else x
-    return lead.detach().expand(shape).contiguous()
-
-
-def _operand(
-    neuron: Neuron,
-    times: tuple[Tensor, Tensor],
-    units: tuple[int, ...],
-    position: tuple[int, ...],
-    depth: tuple[int, ...],
-) -> _Operand:
+def _operand(code: SpikeCode, times: Any, units: Any, position: Any, depth: Any) -> _Operand:
     """Return an operand whose unit may differ along `units`, its center and offset along `depth`, its gain by position."""
-    code = neuron.code()
     up, down, q, p = (_spread(x, units) for x in (*code.units(), *times))
     positive, negative, more, less = (x.expand(depth).contiguous() for x in (up, down, q, p))
-    gain, center, offset = (
-        _spread(code.gain, position), _spread(code.center, depth), _spread(code.offset, depth)
+    code = code._replace(
+        positive=positive, negative=negative, scale=None, gain=_spread(code.gain, position),
+        center=_spread(code.center, depth), offset=_spread(code.offset, depth),
     )  # fmt: skip
-    code = SpikeCode(positive, negative, code.function, None, center, gain, offset, inside=code.inside)
     most = code.largest * int(torch.maximum(q, p).max())
     return _Operand(code, (more, less), torch.where(up > 0, up / q, down / p), most)
 
@@ -83,10 +76,7 @@ class IntegerAttention(nn.Module):
         return {**self.__dict__, "_ready": None}
 
     def forward(
-        self,
-        neurons: tuple[Neuron, Neuron, Neuron, Neuron],
-        operands: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor | None,
+        self, neurons: tuple[Neuron, ...], operands: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
     ) -> Tensor | None:
         """fire(softmax(q·k + mask))·v from the neurons of q, k, probabilities and v, and what they are to fire."""
         if torch.compiler.is_compiling():  # nothing can be tried while a network is traced
@@ -94,29 +84,30 @@ class IntegerAttention(nn.Module):
         path = kernels.word_path()
         if path is None or not kernels.can_attend(*operands):
             return None
-        lambdas = tuple(None if n.scale is None else float(n.scale.value) for n in neurons)
-        case = (path, lambdas, *(x.shape[1:] for x in operands))
+        case = (path, *map(scale_of, neurons), *(x.shape[1:] for x in operands))
         if self._ready is None or self._ready[0] != case:
             self._ready = (case, self._prepared(neurons, *operands))
         prepared = self._ready[1]
         return None if prepared is None else kernels.attend_integers(operands, mask, path, *prepared)
 
     def _prepared(
-        self, neurons: tuple[Neuron, Neuron, Neuron, Neuron], query: Tensor, key: Tensor, value: Tensor
+        self, neurons: tuple[Neuron, ...], query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, SpikeCode, list[tuple[SpikeCode, tuple[Tensor, Tensor]]], kernels.Units] | None:
         """Return what the kernel takes: the step and the code of probabilities, codes of operands, and units."""
         (heads, rows, inner), (keys, outer) = query.shape[1:], value.shape[2:]
-        q_neuron, k_neuron, fired, v_neuron = neurons
-        coded = all(neuron.coded for neuron in neurons)
-        # gains would have to be known before the input
-        settling = any(neuron.code().typical is not None for neuron in (q_neuron, k_neuron, v_neuron))
-        step, times = fired.code().row_steps() if coded else None, self.times
-        if step is None or settling or times[0] is None or times[1] is None or times[2] is None:
+        if None in self.times or not all(neuron.coded for neuron in neurons):
             return None
+        codes = [neuron.code() for neuron in neurons]
+        fired = codes.pop(2)
+        step = fired.row_steps()
+        # gains would have to be known before the input
+        if step is None or any(code.typical is not None for code in codes):
+            return None
+        (q_code, k_code, v_code), (q_times, k_times, v_times) = codes, self.times
         try:
-            q = _operand(q_neuron, times[0], (heads, 1, 1), (1, rows, 1), (heads, 1, inner))
-            k = _operand(k_neuron, times[1], (heads, 1, 1), (1, 1, keys), (heads, inner, 1))
-            v = _operand(v_neuron, times[2], (heads, 1, outer), (1, keys, 1), (heads, 1, outer))
+            q = _operand(q_code, q_times, (heads, 1, 1), (1, rows, 1), (heads, 1, inner))
+            k = _operand(k_code, k_times, (heads, 1, 1), (1, 1, keys), (heads, inner, 1))
+            v = _operand(v_code, v_times, (heads, 1, outer), (1, keys, 1), (heads, 1, outer))
         except RuntimeError:  # something differs along another axis
             return None
         q_offset, v_gain, smallest, largest = q.code.offset, v.code.gain, 1.0, 1
@@ -140,4 +131,4 @@ class IntegerAttention(nn.Module):
             (q.unit * k.unit).flatten().contiguous(), v_gain, offset, offset_factor,
             (v.unit * smallest).contiguous(), v.code.offset,
         )  # fmt: skip
-        return step, fired.code(), [(operand.code, operand.times) for operand in (q, k, v)], units
+        return step, fired, [(operand.code, operand.times) for operand in (q, k, v)], units

@@ -66,7 +66,7 @@ class IntegerProduct(nn.Module):
             self.register_buffer(name, value)
         self.other: IntegerProduct | None = None
         self.geometry, self.dims = geometry, folded.weight.dim() - 2
-        self.lambda_ = _lambda(neuron)
+        self.lambda_ = scale_of(neuron)
         self.low = -128 if bool((code.units()[1] * down > 0).any()) else 0
         self.most = neuron.largest * int(torch.maximum(up, down).max())
         bound = self.most * folded.largest  # no sum is larger
@@ -123,7 +123,7 @@ class IntegerProduct(nn.Module):
         without = not self.fits or self.dims > 2 or (self.dims and self.geometry[3] > 1)
         path, scale = (
             None if without or torch.compiler.is_compiling() else kernels.best_path(),
-            _lambda(neuron),
+            scale_of(neuron),
         )
         if path is None:
             return None
@@ -239,5 +239,6 @@ def move_(neuron: Neuron, code: SpikeCode, ratio: Tensor) -> None:
         )
 
 
-def _lambda(neuron: Neuron) -> float:
+def scale_of(neuron: Neuron) -> float:
+    """Return λ; 1 without."""
     return 1.0 if neuron.scale is None else float(neuron.scale.value)

@@ -135,7 +135,7 @@ class Exported:
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of the file, or of every file of the folder."""
+    """The SHA-256 of the file, as that of `.`, or of every file of the folder by its path there."""
 
     def to_dict(self) -> dict[str, Any]:
         record = asdict(self)

@@ -17,7 +17,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 from onespike.conversion.firing import Neurons
 from onespike.deploy.exports import operations
 from onespike.deploy.products import IntegerProduct
-from onespike.errors import UsageError
+from onespike.errors import UsageError, first_line
 from onespike.neurons import Neuron
 from onespike.runtime.batches import call
 from onespike.runtime.forward import evaluating
@@ -200,25 +200,24 @@ class Graph:
     def __init__(self, program: Any) -> None:
         self.program, signature = program, program.graph_signature
         self.body: Any = program.graph
-        names, stored = set(map(str, signature.user_inputs)), {**program.state_dict, **program.constants}
-        self.inputs: list[fx.Node] = [
+        stored = {**program.state_dict, **program.constants}
+        put = [
             node
-            for node in program.graph.nodes
-            if node.op == "placeholder" and node.name in names
-            if isinstance(node.meta["val"], Tensor) and node.meta["val"].dim()
+            for node in self.body.nodes
+            if node.op == "placeholder" and node.name in signature.user_inputs
         ]
+        values = {node: node.meta["val"] for node in put}
+        self.inputs: list[fx.Node] = [n for n, v in values.items() if isinstance(v, Tensor) and v.dim()]
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         held |= signature.inputs_to_lifted_tensor_constants
         self.held = {
             node: (name.removeprefix("network."), stored[name].detach()) for node, name in held.items()
         }
         notes = []
-        for example in (node.meta["val"] for node in self.inputs):
-            fixed = [not isinstance(size, torch.SymInt) for size in example.shape]
-            if fixed[0]:
-                notes.append(FIXED.format(example.shape[0]))
-            if len(fixed) > 1 and fixed[1] and not example.is_floating_point():
-                notes.append(LENGTH.format(example.shape[1]))
+        for example in map(values.__getitem__, self.inputs):
+            kinds = (FIXED,) if example.is_floating_point() else (FIXED, LENGTH)
+            sizes = zip(kinds, example.shape, strict=False)
+            notes += [text.format(size) for text, size in sizes if not isinstance(size, torch.SymInt)]
         self.notes = tuple(dict.fromkeys(notes))
 
     def name(self, node: fx.Node) -> str:
@@ -315,10 +314,11 @@ def kind_of(value: Any) -> str:
     return "bool" if dtype is torch.bool else "float" if dtype.is_floating_point else "int"
 
 
-CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default",
-          "aten.sym_constrain_range_for_size.default")  # fmt: skip
-ALIASES = ("aten.dropout.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default",
-           "aten.detach_.default")  # fmt: skip
+CHECKS = tuple(
+    f"aten.{name}.default"
+    for name in ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size")
+)
+ALIASES = tuple(f"aten.{name}.default" for name in ("dropout", "contiguous", "alias", "detach", "detach_"))
 COPIES = ("aten.clone.default", "aten.lift_fresh_copy.default")
 
 
@@ -368,11 +368,8 @@ def trace(module: nn.Module, batch: Any, *, pure: bool = False, fixed: bool = Fa
             warnings.simplefilter("ignore")
             program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:
-        reason = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
         raise UsageError(
-            f"export: torch.export cannot follow this network ({type(error).__name__}: {reason.rstrip('.')}). "
+            f"export: torch.export cannot follow this network ({type(error).__name__}: {first_line(error)}). "
             "Its forward must not depend on values."
         ) from error
     program._guards_code = []  # of several inputs they speak by names that only the network's own forward has
