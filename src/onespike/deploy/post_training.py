@@ -36,7 +36,7 @@ def rounded(x: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
     largest = 2**bits - 1
     step = ((high - low) / largest).clamp(min=torch.finfo(x.dtype).tiny)
     zero = (-low / step).round()
-    points: Tensor = (x / step).round().add(zero).clamp(0, largest)
+    points = torch.clamp((x / step).round() + zero, 0, largest)
     result: Tensor = (points - zero) * step
     return result
 
@@ -63,8 +63,7 @@ def rounded_weight(weight: Tensor, bits: int, axis: int = 0) -> Tensor:
     # one point of an even grid is left out, so that 0 is in the middle
     low, high = -top * (1 + 1 / (2 ** (bits - 1) - 1)), top
     low, high = _clipped(flat, low, high, bits, apart=True)
-    result: Tensor = rounded(flat, low, high, bits).view(rows.shape).movedim(-1, axis)
-    return result.to(weight.dtype)
+    return rounded(flat, low, high, bits).view(rows.shape).movedim(-1, axis).to(weight.dtype)
 
 
 def _axis(operand: Operand, x: Tensor) -> int | None:
@@ -143,13 +142,13 @@ class Quantized(nn.Module):
         if granularity not in GRANULARITIES:
             raise unknown("granularity", granularity, GRANULARITIES)
         self.model, self.bits = with_integer_weights(model, model, observed, bits), bits
-        self.ranges = {}
+        self.ranges, self.floors = dict[Site, tuple[Tensor, Tensor]](), dict[Site, Tensor]()
         for site, (low, high) in observed.ranges.items():
-            if granularity == "tensor":
-                low, high = low.amin(), high.amax()
-            self.ranges[site] = _clipped(observed.rows[site], low, high, bits)
-        rows = observed.rows.items() if skipped else ()
-        self.floors = {site: of_site.abs().quantile(skipped, dim=0) for site, of_site in rows}
+            rows = observed.rows[site]
+            ends = (low.amin(), high.amax()) if granularity == "tensor" else (low, high)
+            self.ranges[site] = _clipped(rows, *ends, bits)
+            if skipped:
+                self.floors[site] = rows.abs().quantile(skipped, dim=0)
         self.macs, self.active = 0.0, 0.0  # of operands that drive, and of their values that were not skipped
 
     @property
@@ -179,9 +178,9 @@ class Quantized(nn.Module):
 def with_integer_weights(snn: nn.Module, model: nn.Module, observed: Observed, bits: int = 8) -> nn.Module:
     """Return a copy of the observed model, or of its conversion, whose weights are integers with a scale per output channel."""
     result = copy.deepcopy(snn)
-    axes = {n: observed.weights[id(p)] for n, p in model.named_parameters() if id(p) in observed.weights}
-    with torch.no_grad():
-        for name, parameter in result.named_parameters():
-            if name in axes:
-                parameter.copy_(rounded_weight(parameter, bits, axes[name]))
+    parameters = dict(result.named_parameters())
+    for name, original in model.named_parameters():
+        if name in parameters and id(original) in observed.weights:
+            weight = parameters[name].detach()
+            weight.copy_(rounded_weight(weight, bits, observed.weights[id(original)]))
     return result
