@@ -71,4 +71,4 @@ def exported(snn: nn.Module, x: torch.Tensor, integer: bool = True) -> Forward:
         known, file = FORMATS["onnx"], Path(folder) / "network.onnx"
         known.write(Request.of(snn, [several], integer, {}), file)
         run = known.read(file)
-    return lambda x: run(x)[0]
+    return lambda x: run(x).outputs[0]

@@ -205,10 +205,10 @@ class Row:
 
 
 def form_names() -> tuple[str, ...]:
-    """Return all forms: those that run here, and each format that gives the network's answers."""
+    """Return all forms: those that run here, and each format that is scored."""
     names = list(HERE)
     for name, format in FORMATS.items():
-        if name not in ("integers", "nir"):
+        if format.scored:
             names += [f"{name}-integer" if form and len(format.forms) > 1 else name for form in format.forms]
     return tuple(names)
 
@@ -267,7 +267,7 @@ def _form(name: str, pair: NetworkPair, batch: Any, folder: Path) -> tuple[Calla
         read, like, size = format.read(file), call(pair.snn, batch), size_of(file)
 
         def run(inputs: Any) -> Any:
-            return in_form_of(like, read(inputs))
+            return in_form_of(like, read(inputs).outputs)
 
     try:
         run(batch)

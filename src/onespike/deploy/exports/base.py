@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from onespike.deploy.exports.comparison import Answer, Comparison, Differences, compare, largest_class
+from onespike.deploy.exports.comparison import Comparison, Differences, Run, compare, largest_class
 from onespike.deploy.integer import check_deployable, optimize
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.atomic import atomic_files, damage, digests
@@ -70,14 +70,12 @@ class Foreign:
     """A file's runtime (name and version), and what the reader should know, such as a fixed batch size."""
 
     runtime: str
-    probe: Callable[[Any], Answer]
-    """Runs the file's graph with the counts of every site as further outputs."""
+    probe: Run | None = None
+    """Runs the file's graph with the counts of every site as further outputs, where the file itself does not name them."""
     notes: tuple[str, ...] = ()
 
 
-Run = Callable[[Any], list[Tensor]]
 Writer = Callable[[Request, Path], Foreign]
-Reader = Callable[[Path], Run]
 
 
 @dataclass(frozen=True)
@@ -90,13 +88,14 @@ class Format:
     name: str
     about: str
     write: Writer
-    read: Reader
+    read: Callable[[Path], Run]
+    """Returns how the runtime answers a batch, with the counts of every site where these have names in the file."""
     suffix: str
     needs: tuple[str, ...] = ()
     extra: str = ""
     forms: tuple[bool, ...] = (False, True)
-    probe: Callable[[Path], Callable[[Any], Answer]] | None = None
-    """Runs an existing file with the counts of every site, where these have names in it."""
+    scored: bool = True
+    """Whether it is fast enough to be measured beside other forms of a network."""
     golden: Callable[[Path], Comparison] | None = None
     """Compares an existing file with the spikes that it holds."""
 
@@ -251,8 +250,7 @@ def verify(
     run, request = chosen.read(file), None if snn is None else Request.of(snn, inputs, form, {})
     if request is not None:
         with evaluating(request.network):
-            probe = None if chosen.probe is None else chosen.probe(file)
-            comparison = compare(request.network, run, probe, request.batches, differences)
+            comparison = compare(request.network, run, None, request.batches, differences)
     elif chosen.golden is not None:
         comparison = chosen.golden(file)
     else:

@@ -23,6 +23,10 @@ class Answer(NamedTuple):
     counts: list[tuple[str, Tensor]]
 
 
+Run = Callable[[Any], Answer]
+"""How a runtime answers a batch; without counts where a file has no names for them."""
+
+
 class Recorded(nn.Module):
     """A network whose forward also returns the counts of every site."""
 
@@ -143,17 +147,17 @@ def reference(network: nn.Module, batch: Any) -> tuple[Any, Answer]:
 
 def compare(
     network: nn.Module,
-    run: Callable[[Any], list[Tensor]],
-    probe: Callable[[Any], Answer] | None,
+    run: Run,
+    probe: Run | None,
     batches: Sequence[Any],
     differences: Differences,
 ) -> Comparison:
-    """Run all on every batch: outputs are those of the file itself, counts those of its graph with further outputs, if any."""
+    """Run all on every batch: outputs are those of the file itself, counts its own or those of the probe, if any."""
     comparison = Comparison()
     with torch.no_grad():
         for batch in batches:
-            output, expected = reference(network, batch)
-            counts = [] if probe is None else probe(batch).counts
-            expected = expected if probe is not None else expected._replace(counts=[])
-            comparison.update((output, expected), Answer(run(batch), counts), differences)
+            (output, expected), answer = reference(network, batch), run(batch)
+            counts = answer.counts if probe is None else probe(batch).counts
+            expected = expected if counts else expected._replace(counts=[])
+            comparison.update((output, expected), Answer(answer.outputs, counts), differences)
     return comparison

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onespike.deploy.exports.base import REMEDY, Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.base import REMEDY, Foreign, Request, example, export_format
 from onespike.deploy.exports.comparators import FRACTION, Comparator
 from onespike.deploy.exports.comparison import Answer, Comparison, largest_class, tensors
 from onespike.deploy.exports.folded_graph import fold_
@@ -35,12 +35,6 @@ RECORD, TENSORS, GOLDEN = "network.json", "network.safetensors", "golden.safeten
 SCHEMA, SHEET = "schema.json", "sheet.json"
 PLACES = ("device", "layout", "pin_memory", "memory_format")
 """Arguments about memory, which no record needs."""
-
-
-def read(file: Path) -> Run:
-    """Return how a folder runs in fixed point."""
-    replay = Replay.read(file)
-    return lambda batch: replay(batch).outputs
 
 
 def golden(folder: Path) -> Comparison:
@@ -62,8 +56,8 @@ def _dense(name: str, site: dict[str, Any], stored: dict[str, Tensor]) -> Tensor
 
 
 @export_format(
-    "integers", read=read, suffix="", needs=("safetensors", "pydantic"), extra="cli", forms=(True,),
-    probe=lambda file: Replay.read(file), golden=golden,
+    "integers", read=lambda file: Replay.read(file), suffix="", needs=("safetensors", "pydantic"), extra="cli",
+    forms=(True,), scored=False, golden=golden,
 )  # fmt: skip
 def write(request: Request, file: Path) -> Foreign:
     """Write a folder for chips: 8-bit weights, integer thresholds, the graph, and golden spikes as events."""
@@ -94,9 +88,7 @@ def write(request: Request, file: Path) -> Foreign:
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     (file / RECORD).write_text(sealed({**record, "files": digests(file)}), encoding="utf-8")
     return Foreign(
-        f"fixed point with {FRACTION} bits behind the point between exact integers",
-        Replay.read(file),
-        graph.notes,
+        f"fixed point with {FRACTION} bits behind the point between exact integers", notes=graph.notes
     )
 
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, fx
 
 from onespike.conversion.weights import by_rows
-from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.comparators import MOST
-from onespike.deploy.exports.comparison import Answer
+from onespike.deploy.exports.comparison import Answer, Run
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
 from onespike.deploy.exports.nir_levels import (
@@ -59,12 +59,17 @@ def read(file: Path) -> Run:
     """Return how Norse runs a graph."""
     import nir
 
-    simulated = Simulated(nir.read(file), {})
-    return lambda batch: simulated(batch).outputs
+    return Simulated(nir.read(file), {})
 
 
 @export_format(
-    "nir", read=read, suffix=".nir", needs=("nir", "nirtorch", "norse"), extra="nir", forms=(True,)
+    "nir",
+    read=read,
+    suffix=".nir",
+    needs=("nir", "nirtorch", "norse"),
+    extra="nir",
+    forms=(True,),
+    scored=False,
 )
 def write(request: Request, file: Path) -> Foreign:
     """NIR, for networks without branches: binary neurons, one for each threshold; checked with Norse."""

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.byte_graph import bytes_
-from onespike.deploy.exports.comparison import Answer, tensors
+from onespike.deploy.exports.comparison import Answer, Run, tensors
 from onespike.deploy.exports.folded_graph import multiply_
 from onespike.deploy.exports.graph import Graph, marked, trace
 from onespike.errors import UsageError
@@ -30,7 +30,7 @@ OPSET = 20
 def read(file: Path) -> Run:
     """Return how onnxruntime runs a file."""
     session = _session(file)
-    return lambda batch: _run(session, batch)
+    return lambda batch: Answer(_run(session, batch), [])
 
 
 @export_format("onnx", read=read, suffix=".onnx", needs=("onnx", "onnxscript", "onnxruntime"), extra="onnx")

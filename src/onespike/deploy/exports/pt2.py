@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
-from onespike.deploy.exports.comparison import Answer, Recorded, reference, tensors
+from onespike.deploy.exports.base import Foreign, Request, example, export_format
+from onespike.deploy.exports.comparison import Answer, Recorded, Run, reference, tensors
 from onespike.deploy.exports.graph import bare, trace
 from onespike.runtime.batches import call
 
@@ -49,7 +49,7 @@ def _pruned(program: Any) -> Any:
 def read(file: Path) -> Run:
     """Return how torch runs a program."""
     program: Any = torch.export.load(file).module()
-    return lambda batch: tensors(call(program, batch))
+    return lambda batch: Answer(tensors(call(program, batch)), [])
 
 
 @export_format("pt2", read=read, suffix=".pt2")

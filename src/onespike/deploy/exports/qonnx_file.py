@@ -7,7 +7,7 @@ whole numbers, which float32 holds up to 2²⁴, and annotations say how many bi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
-from onespike.deploy.exports.base import Foreign, Request, Run, example, export_format
+from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.comparators import MOST, Comparator
-from onespike.deploy.exports.comparison import Answer, tensors
+from onespike.deploy.exports.comparison import Answer, Run, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, marked, trace
 from onespike.deploy.exports.onnx_file import feeds, input_names, translated
@@ -45,22 +45,39 @@ LAYOUTS: dict[tuple[int, ...], str] = {
 
 
 def read(file: Path) -> Run:
-    """Return how qonnx runs a file: one input at a time."""
-    model = _Model(file)
-    return lambda batch: model(batch, "outputs")
+    """Return how qonnx runs a file, one input at a time; the counts of a site are the tensor of its name."""
+    from qonnx.core.modelwrapper import ModelWrapper
+    from qonnx.core.onnx_exec import execute_onnx
 
+    model: Any = ModelWrapper(str(file))
+    record = json.loads(model.get_metadata_prop(KEY))
+    names = [put.name for put in model.graph.input]
 
-def probe(file: Path) -> Callable[[Any], Answer]:
-    """Return how a file fires: the counts of a site are the tensor of its name."""
-    model = _Model(file)
-    sites = [site for site, _ in model.record["sites"]]
-    return lambda batch: Answer([], list(zip(sites, model(batch, "sites"), strict=True)))
+    def run(batch: Any) -> Answer:
+        runs = list[dict[str, Any]]()
+        for one in split(batch, 1):
+            with readable():
+                put = feeds(one, names, record["inputs"])
+                runs.append(execute_onnx(model, put, return_full_exec_context=True))
+
+        def joined(name: str, axis: int) -> Tensor:
+            values = [torch.from_numpy(run[name]) for run in runs]
+            return torch.cat(values, axis) if axis >= 0 else values[0]
+
+        outputs = [joined(*place) for place in record["outputs"]]
+        return Answer(outputs, [(place[0], joined(*place)) for place in record["sites"]])
+
+    return run
 
 
 @export_format(
-    "qonnx", read=read, suffix=".onnx", needs=("onnxscript", "onnxruntime", "qonnx"), extra="qonnx", forms=(True,),
-    probe=probe,
-)  # fmt: skip
+    "qonnx",
+    read=read,
+    suffix=".onnx",
+    needs=("onnxscript", "onnxruntime", "qonnx"),
+    extra="qonnx",
+    forms=(True,),
+)
 def write(request: Request, file: Path) -> Foreign:
     """ONNX with MultiThresholds for neurons and integers of few bits, for FPGAs; one input at a time."""
     from importlib.metadata import version
@@ -80,9 +97,8 @@ def write(request: Request, file: Path) -> Foreign:
     written = translated(graph, [*network.outputs, *network.sites], request.facts, translations)
     cleaned(written, graph, network.outputs, network.sites, axes).save(str(file))
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tensors(first))
-    return Foreign(
-        f"qonnx {version('qonnx')}", probe(file), (f"it takes one input at a time, of shape {shapes}",)
-    )
+    note = f"it takes one input at a time, of shape {shapes}"
+    return Foreign(f"qonnx {version('qonnx')}", notes=(note,))
 
 
 def _axis(several: Tensor, single: Tensor) -> int:
@@ -254,26 +270,3 @@ def readable() -> Iterator[None]:
         yield
     finally:
         onnx_exec.qonnx_make_model = make
-
-
-class _Model:
-    """A file in qonnx's executor."""
-
-    def __init__(self, file: Path) -> None:
-        from qonnx.core.modelwrapper import ModelWrapper
-
-        self.model: Any = ModelWrapper(str(file))
-        self.record = json.loads(self.model.get_metadata_prop(KEY))
-
-    def __call__(self, batch: Any, part: str) -> list[Tensor]:
-        """Return outputs, or the counts of sites, of all inputs."""
-        from qonnx.core.onnx_exec import execute_onnx
-
-        names, runs = [put.name for put in self.model.graph.input], list[dict[str, Any]]()
-        for one in split(batch, 1):
-            with readable():
-                put = feeds(one, names, self.record["inputs"])
-                runs.append(execute_onnx(self.model, put, return_full_exec_context=True))
-        values = [[torch.from_numpy(run[name]) for run in runs] for name, _ in self.record[part]]
-        axes = [axis for _, axis in self.record[part]]
-        return [torch.cat(v, axis) if axis >= 0 else v[0] for v, axis in zip(values, axes, strict=True)]
