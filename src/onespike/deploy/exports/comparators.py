@@ -261,9 +261,10 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
         result: Tensor = torch.ops.spikes.fire(value(integers), *fixed, *facts)
         return result
 
-    def wanted_of(counts: list[int]) -> Tensor:
-        """Return the count behind each threshold."""
-        return torch.tensor(counts[1:], dtype=torch.float64)
+    def cuts(counts: list[int], low: Tensor, high: Tensor) -> Tensor:
+        """Return where a piece reaches each count after the first; counts rise or fall."""
+        way, reached = (1 if counts[0] < counts[-1] else -1), torch.tensor(counts[1:], dtype=torch.float64)
+        return first_integers(lambda s: way * (fired(s * sign) - reached) >= 0, low, high)
 
     turning = [place for place, step in enumerate(steps) if step.turn is not None]
     if len(turning) > 1:
@@ -275,21 +276,17 @@ def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparat
     high = torch.full((*sign.shape[:-1], len(counts) - 1), float(limit), dtype=torch.float64)
     low = -high
     if not turning:
-        thresholds = first_integers(lambda s: fired(s * sign) >= wanted_of(counts), low, high)
-        return _pruned(thresholds, counts, sign, fraction, limit)
+        return _pruned(cuts(counts, low, high), counts, sign, fraction, limit)
     turn = float(steps[first].turn or 0.0)
     bottom = first_integers(lambda s: value(s * sign, first) >= turn, low[..., :1], high[..., :1])
     here, beyond = value(bottom * sign), value((bottom + 1 / unit) * sign)
     rises, falls = bool((here <= beyond).all()), bool((here >= beyond).all())
     if rises == falls:
         raise ValueError("it rises in one channel and falls in another")
-    way, middle = 1 if rises else -1, bottom.expand_as(low)
-    after = counts[::way]
-    before = after[::-1]
-    left = first_integers(lambda s: way * (fired(s * sign) - wanted_of(before)) <= 0, low, middle)
-    right = first_integers(lambda s: way * (fired(s * sign) - wanted_of(after)) >= 0, middle, high)
-    values = [*before, *after[1:]]
-    return _pruned(torch.cat([left, right], -1), values, sign, fraction, limit)
+    after = counts if rises else counts[::-1]
+    before, middle = after[::-1], bottom.expand_as(low)
+    thresholds = torch.cat([cuts(before, low, middle), cuts(after, middle, high)], -1)
+    return _pruned(thresholds, [*before, *after[1:]], sign, fraction, limit)
 
 
 def _pruned(thresholds: Tensor, values: list[int], sign: Tensor, fraction: int, limit: int) -> Comparator:
