@@ -1,7 +1,7 @@
 """A network as a graph in which every act of a site is one named operation.
 
 `marked` puts markers where neurons and integer products stand, and `trace` writes down what runs: the operations
-of `operations.py`, and between them torch's own functions. Every format but `pt2` is written from this graph.
+of `operations.py`, and between them torch's own functions. Every format but `pt2` is written from this graph, by `graph_of`.
 """
 
 from __future__ import annotations
@@ -129,14 +129,6 @@ class Marked(nn.Module):
         self.log.clear()
         return list(output.values()), counts
 
-    def check_once(self, format: str) -> None:
-        """Refuse a network with a site that fires more than once."""
-        for site in self.sites:
-            if self.sites.count(site) > 1:
-                raise UsageError(
-                    f"export: {site} fires more than once in a forward, which {format} cannot hold. Try format='onnx'."
-                )
-
 
 def named_tensors(output: Any) -> dict[str, Tensor]:
     """Return the tensors of an output by names that a file can have.
@@ -195,7 +187,12 @@ class Graph:
         inputs: the tensors that it takes, in order; constants of the call, such as `use_cache=False`, are none of them.
         held: name of a node → the name and the value of the tensor that it stands for.
         notes: what the reader should know.
+        sites: all sites in firing order; one may fire more than once.
+        outputs: the names of the outputs.
     """
+
+    sites: list[str]
+    outputs: list[str]
 
     def __init__(self, program: Any) -> None:
         self.program, signature = program, program.graph_signature
@@ -229,6 +226,14 @@ class Graph:
         """The held tensors that a node reads, by name."""
         read = (node.name for node in self.body.nodes if node.users)
         return dict(self.held[name] for name in read if name in self.held)
+
+    def check_once(self, format: str) -> None:
+        """Refuse a network with a site that fires more than once."""
+        for site in self.sites:
+            if self.sites.count(site) > 1:
+                raise UsageError(
+                    f"export: {site} fires more than once in a forward, which {format} cannot hold. Try format='onnx'."
+                )
 
     @property
     def calls(self) -> list[fx.Node]:
@@ -376,3 +381,11 @@ def trace(module: nn.Module, batch: Any, *, pure: bool = False, fixed: bool = Fa
     if pure:
         _purify_(program.graph)
     return Graph(program)
+
+
+def graph_of(network: nn.Module, batch: Any, *, pure: bool = True, fixed: bool = False) -> Graph:
+    """Return the graph of a network in which every act of a site is one operation, as `trace`."""
+    module = marked(network, batch)
+    graph = trace(module, batch, pure=pure, fixed=fixed)
+    graph.sites, graph.outputs = module.sites, module.outputs
+    return graph

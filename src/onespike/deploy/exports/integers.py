@@ -21,7 +21,7 @@ from onespike.deploy.exports.base import REMEDY, Foreign, Request, example, expo
 from onespike.deploy.exports.comparators import FRACTION, Comparator
 from onespike.deploy.exports.comparison import Answer, Comparison, largest_class, tensors
 from onespike.deploy.exports.folded_graph import fold_
-from onespike.deploy.exports.graph import Graph, Marked, arguments, kind_of, marked, operation_of, trace
+from onespike.deploy.exports.graph import Graph, arguments, graph_of, kind_of, operation_of
 from onespike.deploy.exports.operations import PRODUCTS
 from onespike.deploy.exports.record import FROM_SITE, OPERATIONS, VALUE, NetworkRecord, schema
 from onespike.deploy.exports.sheet import measured
@@ -64,10 +64,9 @@ def write(request: Request, file: Path) -> Foreign:
     from safetensors.torch import save_file
 
     batch = example(request.batches)
-    network = marked(request.network, batch)
-    network.check_once("integers")
-    graph = trace(network, batch, pure=True)
-    record, stored = _described(graph, network, dict(request.facts))
+    graph = graph_of(request.network, batch)
+    graph.check_once("integers")
+    record, stored = _described(graph, dict(request.facts))
     made = measured(graph, count(batch), request)
     floats = [operation.layer for operation in made.floats]
     if request.strict and floats:
@@ -104,13 +103,11 @@ def _golden(record: dict[str, Any], batch: Any, answer: Answer) -> dict[str, Ten
     return golden
 
 
-def _described(
-    graph: Graph, network: Marked, facts: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _described(graph: Graph, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the record of a graph, and the tensors that it names."""
     fires = {arguments(node)["site"]: node for node in graph.calls_of("spikes.fire")}
     tensors = dict[str, Tensor]()
-    codes = {name: _code(fires[name], graph, tensors) for name in network.sites}
+    codes = {name: _code(fires[name], graph, tensors) for name in graph.sites}
     compared = fold_(graph)
     tensors |= graph.tensors
     nodes = graph.calls
@@ -119,7 +116,7 @@ def _described(
         "format": "onespike-integers",
         "version": VERSION,
         "inputs": [node.name for node in graph.inputs],
-        "outputs": dict(zip(network.outputs, map(graph.name, graph.results), strict=False)),
+        "outputs": dict(zip(graph.outputs, map(graph.name, graph.results), strict=False)),
         "fraction": FRACTION,
         "sites": sites,
         "nodes": [_node(node, graph) for node in nodes],

@@ -30,7 +30,7 @@ from onespike.deploy.exports.base import Foreign, Request, example, export_forma
 from onespike.deploy.exports.comparators import MOST
 from onespike.deploy.exports.comparison import Answer, Run
 from onespike.deploy.exports.folded_graph import fold_
-from onespike.deploy.exports.graph import Graph, arguments, marked, operation_of, trace
+from onespike.deploy.exports.graph import Graph, arguments, graph_of, operation_of
 from onespike.deploy.exports.nir_levels import (
     CHIP,
     SPIKING_INPUT,
@@ -79,12 +79,12 @@ def write(request: Request, file: Path) -> Foreign:
     batch = example(request.batches)
     if not isinstance(batch, Tensor):
         raise refuse("this network takes more than one tensor")
-    network = marked(request.network, batch)
-    if twice := {site for site in network.sites if network.sites.count(site) > 1}:
+    graph = graph_of(request.network, batch)
+    if twice := {site for site in graph.sites if graph.sites.count(site) > 1}:
         raise refuse(f"{min(twice)} fires more than once in a forward", "Try format='onnx'.")
-    chain = Chain(trace(network, batch, pure=True))
+    chain = Chain(graph)
     facts = {f"onespike.{name}": str(fact) for name, fact in request.facts.items()}
-    graph = nir.NIRGraph(nodes=chain.nodes, edges=chain.edges, metadata=facts)
+    made = nir.NIRGraph(nodes=chain.nodes, edges=chain.edges, metadata=facts)
     if chain.neurons > LARGE:
         arrays = (array for node in chain.nodes.values() for array in vars(node).values())
         size = sum(getattr(array, "nbytes", 0) for array in arrays)
@@ -93,9 +93,9 @@ def write(request: Request, file: Path) -> Foreign:
             OnespikeWarning,
             stacklevel=2,
         )  # fmt: skip
-    nir.write(contents := io.BytesIO(), graph)
+    nir.write(contents := io.BytesIO(), made)
     file.write_bytes(contents.getbuffer())  # HDF5 cannot close a file on a full disk
-    fires = {site: chain.fires[site] for site in network.sites}
+    fires = {site: chain.fires[site] for site in graph.sites}
     return Foreign(f"norse {norse.__version__}", Simulated(nir.read(file), fires), (chain.cost,))
 
 

@@ -21,7 +21,7 @@ from onespike.deploy.exports.base import Foreign, Request, example, export_forma
 from onespike.deploy.exports.byte_graph import bytes_
 from onespike.deploy.exports.comparison import Answer, Run, tensors
 from onespike.deploy.exports.folded_graph import multiply_
-from onespike.deploy.exports.graph import Graph, marked, trace
+from onespike.deploy.exports.graph import Graph, graph_of
 from onespike.errors import UsageError
 
 OPSET = 20
@@ -45,17 +45,16 @@ def write(request: Request, file: Path) -> Foreign:
             "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'."
         )
     batch = example(request.batches)
-    network = marked(request.network, batch)
-    graph = trace(network, batch, pure=request.integer)
+    graph = graph_of(request.network, batch, pure=request.integer)
     if request.integer:
         multiply_(graph)
     bytes_(graph)
     # a site may fire more than once
-    counts = [f"{site}#{number}" for number, site in enumerate(network.sites)]
-    model = translated(graph, [*network.outputs, *counts], request.facts, TRANSLATIONS)
+    counts = [f"{site}#{number}" for number, site in enumerate(graph.sites)]
+    model = translated(graph, [*graph.outputs, *counts], request.facts, TRANSLATIONS)
     probes = file.with_name(f"{file.name}.probes")
     model.save(str(probes))
-    size = len(network.outputs)
+    size = len(graph.outputs)
     del model.model.graph.outputs[size:]
     model.save(str(file))
     session = _session(probes)
@@ -64,7 +63,7 @@ def write(request: Request, file: Path) -> Foreign:
 
     def probe(batch: Any) -> Answer:
         values = _run(session, batch)
-        return Answer(values[:size], list(zip(network.sites, values[size:], strict=True)))
+        return Answer(values[:size], list(zip(graph.sites, values[size:], strict=True)))
 
     return Foreign(f"onnxruntime {onnxruntime.__version__}", probe, graph.notes)
 

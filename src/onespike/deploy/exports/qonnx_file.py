@@ -21,12 +21,12 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.comparators import MOST, Comparator
-from onespike.deploy.exports.comparison import Answer, Run, tensors
+from onespike.deploy.exports.comparison import Answer, Run, reference, tensors
 from onespike.deploy.exports.folded_graph import fold_
-from onespike.deploy.exports.graph import Graph, arguments, marked, trace
+from onespike.deploy.exports.graph import Graph, arguments, graph_of
 from onespike.deploy.exports.onnx_file import feeds, input_names, translated
 from onespike.errors import UsageError
-from onespike.runtime.batches import call, split, take
+from onespike.runtime.batches import split, take
 
 DOMAIN, KEY = "qonnx.custom_op.general", "onespike.tensors"
 FLOAT, IR_VERSION = 1, 10
@@ -84,18 +84,17 @@ def write(request: Request, file: Path) -> Foreign:
 
     batch = example(request.batches)
     first = take(batch, slice(0, 1))
-    network = marked(request.network, batch)
-    network.check_once("qonnx")
-    several, single = (tensors(call(network, inputs)) for inputs in (batch, first))
+    graph = graph_of(request.network, first, fixed=True)
+    graph.check_once("qonnx")
+    several, single = (tensors(reference(request.network, inputs)[1]) for inputs in (batch, first))
     axes = [_axis(before, after) for before, after in zip(several, single, strict=True)]
-    graph = trace(network, first, pure=True, fixed=True)
     translations = {
         torch.ops.spikes.sums.default: sums,
         torch.ops.spikes.pairs.default: pairs,
         torch.ops.spikes.compare.default: neurons(folded(graph)),
     }
-    written = translated(graph, [*network.outputs, *network.sites], request.facts, translations)
-    cleaned(written, graph, network.outputs, network.sites, axes).save(str(file))
+    written = translated(graph, [*graph.outputs, *graph.sites], request.facts, translations)
+    cleaned(written, graph, axes).save(str(file))
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tensors(first))
     note = f"it takes one input at a time, of shape {shapes}"
     return Foreign(f"qonnx {version('qonnx')}", notes=(note,))
@@ -225,7 +224,7 @@ def type_of(low: int, high: int) -> str:
     return f"INT{1 + max((-low - 1).bit_length(), high.bit_length())}"
 
 
-def cleaned(written: Any, graph: Graph, outputs: list[str], sites: list[str], axes: list[int]) -> Any:
+def cleaned(written: Any, graph: Graph, axes: list[int]) -> Any:
     """Return a model with readable names, folded constants, shapes and types; counts are no outputs, but have names."""
     from qonnx.core.datatype import DataType
     from qonnx.core.modelwrapper import ModelWrapper
@@ -243,18 +242,15 @@ def cleaned(written: Any, graph: Graph, outputs: list[str], sites: list[str], ax
             kind = TYPES[node.op_type] or type_of(int(held.min()), int(held.max()))
             model.set_tensor_datatype(node.input[1], DataType["BIPOLAR" if (abs(held) == 1).all() else kind])
     model = model.transform(InferDataTypes())
-    counts = list(model.graph.output)[len(outputs) :]
-    del model.graph.output[len(outputs) :]
-    for put, site in zip(counts, sites, strict=True):
+    size = len(graph.outputs)
+    counts = list(model.graph.output)[size:]
+    del model.graph.output[size:]
+    for put, site in zip(counts, graph.sites, strict=True):
         model.graph.value_info.append(put)
         model.rename_tensor(put.name, site)
-    names = [put.name for put in model.graph.output] + sites
+    names = [put.name for put in model.graph.output] + graph.sites
     places = list(zip(names, axes, strict=True))
-    record = {
-        "inputs": input_names(graph),
-        "outputs": places[: len(outputs)],
-        "sites": places[len(outputs) :],
-    }
+    record = {"inputs": input_names(graph), "outputs": places[:size], "sites": places[size:]}
     model.set_metadata_prop(KEY, json.dumps(record))
     return model
 

@@ -15,7 +15,7 @@ from onespike.deploy.exports.base import Request, example
 from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, depth_of, largest_sum, sums_of
 from onespike.deploy.exports.comparison import reference, tensors
 from onespike.deploy.exports.folded_graph import fold_
-from onespike.deploy.exports.graph import Graph, arguments, concrete, marked, operation_of, trace
+from onespike.deploy.exports.graph import Graph, arguments, concrete, graph_of, operation_of
 from onespike.deploy.exports.operations import PRODUCTS
 from onespike.runtime.batches import count
 from onespike.spikes.code import SHIFTS, SUM_SHIFTS, few_digits
@@ -95,10 +95,8 @@ class Sheet:
 
 def sheet(snn: nn.Module, batches: Sequence[Any]) -> Sheet:
     """Return the sheet of a converted network's integer form, with its spikes on a few inputs."""
-    request = Request.of(snn, batches, True, {})
-    batch = example(batches)
-    network = marked(request.network, batch)
-    graph = trace(network, batch, pure=True)
+    request, batch = Request.of(snn, batches, True, {}), example(batches)
+    graph = graph_of(request.network, batch)
     fold_(graph)
     return measured(graph, count(batch), request)
 
