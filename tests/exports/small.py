@@ -31,6 +31,16 @@ class Convolutions(nn.Module):
         return self.last(self.middle(x.mean((2, 3))).relu())
 
 
+class Cnn(nn.Sequential):
+    """Convolutions and linear maps in a chain."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3),
+        )  # fmt: skip
+
+
 class Attention(nn.Module):
     """Norms, attention, GELU, residual sums, and a mapping as output."""
 
@@ -112,6 +122,7 @@ def bert() -> Any:
 SHAPES = {
     Pools: (3, 14, 14),
     Back: (3, 8, 8),
+    Cnn: (2, 6, 6),
     InPlace: (3, 6, 6),
     Convolutions: (3, 12, 12),
     Attention: (5, 6),

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import Attention, installed, llama
+from exports.small import SHAPES, Attention, Cnn, installed, llama
 from onespike.deploy.exports import FORMATS
 from onespike.errors import UsageError
 from onespike.presets import PRESETS
@@ -36,6 +36,7 @@ MANY = (
     "export: qonnx has no thresholds for *: it has * levels. Convert with fewer and without the pass layout, or try "
     "format='onnx'."
 )
+KINDS: dict[str, Any] = {"cnn": Cnn, "attention": Attention, "llama": llama}
 FIRST = {
     "cnn": "5:linear0_input",
     "attention": "block.self_attn:linear0_input",
@@ -43,24 +44,16 @@ FIRST = {
 }
 
 
-class Cnn(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(),
-            nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3),
-        )  # fmt: skip
-
-
 def batch(kind: str) -> Any:
     if kind == "llama":
         return {"input_ids": torch.randint(0, 20, (4, 6)), "use_cache": False}
-    return torch.randn(4, *{"cnn": (2, 6, 6), "attention": (5, 6)}[kind])
+    return torch.randn(4, *SHAPES[KINDS[kind]])
 
 
 @cache
 def converted(kind: str, name: str) -> tuple[nn.Module, list[Any]]:
     torch.manual_seed(0)
-    model = {"cnn": Cnn, "attention": Attention, "llama": llama}[kind]().eval()
+    model = KINDS[kind]().eval()
     batches = [batch(kind) for _ in range(2)]
     # at the preset's own energy: what a loss allows, a small network decides
     return onespike.spike(model, batches, preset(name, budget=preset(name).budget)), batches

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,36 +49,26 @@ def test_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-ONNX = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
+NO_FILE: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "timesteps": (
+        lambda: small(Deep, Recipe(steps=4)), "pt2", "export: a file is for one timestep. Convert with steps=1.",
+    ),
+    "a rule of its own": (
+        lambda: small(Deep, Recipe(neuron="if", levels="1,", steps=1)), "onnx",
+        "export: the neuron 'if' at 2:linear0_input fires by a rule of its own, which no format but pt2 can "
+        "write. Convert with neuron='sfn', or export with format='pt2'.",
+    ),
+    "bfloat16": (
+        lambda: (onespike.spike(Deep().bfloat16().eval(), [BFLOATS]), BFLOATS), "onnx",
+        "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'.",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "words"),
-    [
-        (
-            lambda: small(Deep, Recipe(steps=4)),
-            "pt2",
-            "export: a file is for one timestep. Convert with steps=1.",
-        ),
-        pytest.param(
-            lambda: small(Deep, Recipe(neuron="if", levels="1,", steps=1)),
-            "onnx",
-            "export: the neuron 'if' at 2:linear0_input fires by a rule of its own, which no format but pt2 can "
-            "write. Convert with neuron='sfn', or export with format='pt2'.",
-            marks=ONNX,
-        ),
-        pytest.param(
-            lambda: (onespike.spike(Deep().bfloat16().eval(), [BFLOATS]), BFLOATS),
-            "onnx",
-            "export: onnxruntime does not multiply bfloat16. Use snn.float(), or export with format='pt2'.",
-            marks=ONNX,
-        ),
-    ],
-    ids=["timesteps", "a rule of its own", "bfloat16"],
-)
-def test_what_no_file_can_hold(make: Any, name: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("make", "name", "words"), NO_FILE.values(), ids=NO_FILE)
+def test_what_no_file_can_hold(make: Callable[[], Any], name: str, words: str, tmp_path: Path) -> None:
     snn, inputs = make()
-    assert refusal(snn, name, tmp_path / f"a.{name}", inputs) == words
+    assert refusal(snn, name, tmp_path / f"a{installed(name).suffix}", inputs) == words
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,35 +28,20 @@ def test_a_site_by_hand():
     row = made.sites[2]
     integer = onespike.optimize(snn, integer_units=True)
     form = integer[4].integer_linear0_input
-    assert (row.decides, row.payload_bits, row.weight_bytes) == (
-        "compares",
-        4,
-        3 * 12,
-    )  # counts up to 8, behind a ReLU
+    # counts up to 8, behind a ReLU
+    assert (row.decides, row.payload_bits, row.weight_bytes) == ("compares", 4, 3 * 12)
     assert row.accumulator_bits == int(8 * form.weight.int().abs().sum(1).max()).bit_length() + 1
-    assert (row.measured_bits, row.state_bytes) == (largest_seen(integer, batches).bit_length() + 1, 3 * 2)
-    seen = []
-    for x in batches:
-        seen += (integer[4].neurons.linear0_input.spikes(integer[:4](x)) != 0).sum(1).tolist()
+    counts = torch.cat([integer[4].neurons.linear0_input.spikes(integer[:4](x)) for x in batches])
+    largest = int((counts.float() @ form.weight.float().t()).abs().max())
+    assert (row.measured_bits, row.state_bytes) == (largest.bit_length() + 1, 3 * 2)
+    seen = (counts != 0).sum(1).tolist()
     assert row.events == pytest.approx(sum(seen) / 16) and row.most_events == max(seen)
+    assert row.traffic_bytes == pytest.approx(row.events * (row.payload_bits + 4) / 8)  # 12 neurons
     assert made.floats == []
     left = {(row.layer, row.name): row.number for row in made.operations}
     assert not any(name in ("gelu", "relu") for _, name in left)
     assert left["2", "comparison"] == 16 * 5 and left["4", f"sum: {SHIFTED}"] == 3
 
-
-def largest_seen(integer: nn.Module, batches: list[torch.Tensor]) -> int:
-    """The largest sum of the last product."""
-    product, neuron = integer[4].integer_linear0_input, integer[4].neurons.linear0_input
-    counts = [neuron.spikes(integer[:4](x)) for x in batches]
-    return int(max((x.float() @ product.weight.float().t()).abs().max() for x in counts))
-
-
-def test_totals_and_traffic_by_hand():
-    snn, batches = network(io="spiking", levels="linear:4")
-    made = sheet(snn, batches)
-    row = made.sites[2]
-    assert row.traffic_bytes == pytest.approx(row.events * (row.payload_bits + 4) / 8)  # 12 neurons
     totals = made.to_dict()["totals"]
     assert totals["events"] == pytest.approx(sum(row.events for row in made.sites))
     assert totals["weight_bytes"] == 6 * 16 + 16 * 12 + 12 * 3 and totals["payload_bits"] == 5

@@ -120,11 +120,10 @@ class IntegerProduct(nn.Module):
 
     def _prepared(self, neuron: Neuron) -> kernels.Weights | None:
         """Return what the kernel takes, made once per processor and λ; None where it has no form for the neuron."""
-        without = not self.fits or self.dims > 2 or (self.dims and self.geometry[3] > 1)
-        path, scale = (
-            None if without or torch.compiler.is_compiling() else kernels.best_path(),
-            scale_of(neuron),
-        )
+        groups = self.geometry[3] if self.dims else 1
+        if torch.compiler.is_compiling() or not self.fits or self.dims > 2 or groups > 1:
+            return None
+        path, scale = kernels.best_path(), scale_of(neuron)
         if path is None:
             return None
         if self._ready is None or self._ready[0] != (path, scale):
