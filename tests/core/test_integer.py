@@ -28,12 +28,9 @@ MIXED = onespike.spikes.levels.mixed_levels(8)
 def block() -> nn.Module:
     torch.manual_seed(0)
     layers = {
-        "first": nn.Linear(12, 24),
-        "norm": nn.LayerNorm(24),
-        "two": nn.Linear(24, 20),
-        "relu": nn.ReLU(),
-    }
-    layers |= {"one": nn.Linear(20, 16, bias=False), "last": nn.Linear(16, 3)}
+        "first": nn.Linear(12, 24), "norm": nn.LayerNorm(24), "two": nn.Linear(24, 20), "relu": nn.ReLU(),
+        "one": nn.Linear(20, 16, bias=False), "last": nn.Linear(16, 3),
+    }  # fmt: skip
     return nn.Sequential(OrderedDict(layers)).eval()
 
 

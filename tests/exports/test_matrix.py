@@ -82,14 +82,10 @@ def refused(kind: str, name: str, form: str) -> str | None:
 
 # presets of the paper differ from one another in numbers alone
 NAMES = [name for name in PRESETS if preset(name).steps == 1 and not name.startswith("paper-")]
-FORMS = {
-    name + ("-integer" if integer and len(chosen.forms) > 1 else ""): (
-        name,
-        integer if len(chosen.forms) > 1 else None,
-    )
-    for name, chosen in FORMATS.items()
-    for integer in chosen.forms
-}
+FORMS = dict[str, tuple[str, bool | None]]()
+for name, chosen in FORMATS.items():
+    several = len(chosen.forms) > 1
+    FORMS |= {name + "-integer" * (i and several): (name, i if several else None) for i in chosen.forms}
 
 
 def _few(kind: int, name: int) -> set[int]:

@@ -148,6 +148,7 @@ class Backwards(Branched):
 PIXELS = "Convert with preset='chip' and io='spiking', or try format='integers'."
 CHIP = "Convert with preset='chip', or try format='integers'."
 REMEDIES = {"pixels": PIXELS, "many levels": CHIP, "gains": CHIP, "twice": "Try format='onnx'."}
+NAMED = {"input": torch.randn(6, 6)}
 REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
     "attention": (lambda: converted(Attention(), 5, 6), "embed:linear0_input codes an input of 2 dimensions"),
     "a sum": (lambda: converted(Branched(), 6), "aten.add.Tensor stands before last:linear0_input"),
@@ -186,13 +187,10 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
         "the product before 2:linear0_input is neither of vectors nor of images",
     ),
     "a last ReLU": (lambda: converted(nn.Sequential(Deep(), nn.ReLU()), 6), "aten.relu.default stands before the output"),
-    "several inputs": (lambda: named(Deep()), "this network takes more than one tensor"),
+    "several inputs": (
+        lambda: (onespike.spike(Deep().eval(), [NAMED], SPIKING), NAMED), "this network takes more than one tensor",
+    ),
 }  # fmt: skip
-
-
-def named(model: nn.Module) -> tuple[nn.Module, Any]:
-    batch = {"input": torch.randn(6, 6)}
-    return onespike.spike(model.eval(), [batch], SPIKING), batch
 
 
 @pytest.mark.parametrize("name", REFUSED)
