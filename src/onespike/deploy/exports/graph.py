@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 
 from onespike.conversion.firing import Neurons
@@ -263,10 +264,13 @@ class Graph:
         return made
 
     def hold(self, name: str, value: Tensor) -> fx.Node:
-        """Return a new node that stands for a tensor."""
+        """Return a new node that stands for a constant of the program."""
         with self.body.inserting_before(next(iter(self.body.nodes))):
             made: fx.Node = self.body.placeholder(f"held_{len(self.held)}")
-        self.held[made.name] = (name, value)
+        made.meta["val"] = self.inputs[0].meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+        spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(made.name), name, None)
+        self.program.graph_signature.input_specs.insert(0, spec)
+        self.held[made.name], self.program.constants[name] = (name, value), value
         return made
 
     def varies(self, argument: Any) -> bool:

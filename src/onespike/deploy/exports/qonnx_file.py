@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from onespike.deploy.exports.base import Foreign, Request, example, export_format
 from onespike.deploy.exports.comparators import MOST, Comparator
@@ -106,7 +105,7 @@ def _axis(several: Tensor, single: Tensor) -> int:
 
 
 def folded(graph: Graph) -> dict[str, Comparator]:
-    """Put comparators in place of all neurons, in a program that can be translated."""
+    """Put comparators in place of all neurons."""
     level_numbers = {
         named["site"]: len(named["levels"]) for named in map(arguments, graph.calls_of("spikes.fire"))
     }
@@ -119,18 +118,7 @@ def folded(graph: Graph) -> dict[str, Comparator]:
                 else "a function that falls is before its max-pool. Pool first"
             )
             raise UsageError(f"export: qonnx has no thresholds for {site}: {reason}, or try format='onnx'.")
-    program = graph.program
-    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    mode = next(node.meta["val"].fake_mode for node in graph.inputs)
-    for node in graph.body.nodes:
-        if node.op == "placeholder" and node.name not in specs:
-            name, value = graph.held[node.name]
-            node.meta["val"] = mode.from_tensor(value, static_shapes=True)
-            specs[node.name] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name, None)
-            program.constants[name] = value
-    placed = [node.name for node in graph.body.nodes if node.op == "placeholder"]
-    program.graph_signature.input_specs[:] = [specs[name] for name in placed]
-    program.graph_module.recompile()
+    graph.program.graph_module.recompile()
     return compared
 
 
