@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from onespike.deploy.exports.base import REMEDY, Foreign, Request, example, export_format
-from onespike.deploy.exports.comparators import FRACTION, Comparator
+from onespike.deploy.exports.comparators import FRACTION
 from onespike.deploy.exports.comparison import Answer, Comparison, largest_class, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, graph_of, kind_of, operation_of
@@ -42,17 +42,14 @@ def golden(folder: Path) -> Comparison:
     replay, comparison = Replay.read(folder), Comparison()
     with understood(folder / GOLDEN, REMEDY):
         stored = _tensors(folder / GOLDEN)
-        outputs = [stored[f"output.{name}"] for name in replay.record["outputs"]]
-        counts = [(name, _dense(name, site, stored)) for name, site in replay.record["sites"].items()]
+        outputs, counts = [stored[f"output.{name}"] for name in replay.record["outputs"]], []
+        for name, site in replay.record["sites"].items():
+            dense = torch.zeros(prod(site["shape"]), dtype=torch.float64)
+            dense[stored[f"neurons.{name}"].long()] = stored[f"counts.{name}"].double()
+            counts.append((name, dense.view(site["shape"])))
         answer = replay(tuple(stored[f"input.{name}"] for name in replay.record["inputs"]))
         comparison.update((outputs, Answer(outputs, counts)), answer, largest_class)
     return comparison
-
-
-def _dense(name: str, site: dict[str, Any], stored: dict[str, Tensor]) -> Tensor:
-    counts = torch.zeros(prod(site["shape"]), dtype=torch.float64)
-    counts[stored[f"neurons.{name}"].long()] = stored[f"counts.{name}"].double()
-    return counts.view(site["shape"])
 
 
 @export_format(
@@ -108,10 +105,10 @@ def _described(graph: Graph, facts: dict[str, Any]) -> tuple[dict[str, Any], dic
     fires = {arguments(node)["site"]: node for node in graph.calls_of("spikes.fire")}
     tensors = dict[str, Tensor]()
     codes = {name: _code(fires[name], graph, tensors) for name in graph.sites}
-    compared = fold_(graph)
+    fold_(graph)
     tensors |= graph.tensors
-    nodes = graph.calls
-    sites = {name: code | _decided(name, nodes, compared.get(name)) for name, code in codes.items()}
+    decide = {arguments(node)["site"]: node for node in graph.calls_of("spikes.fire", "spikes.compare")}
+    sites = {name: code | _decided(decide[name], graph) for name, code in codes.items()}
     record = {
         "format": "onespike-integers",
         "version": VERSION,
@@ -119,7 +116,7 @@ def _described(graph: Graph, facts: dict[str, Any]) -> tuple[dict[str, Any], dic
         "outputs": dict(zip(graph.outputs, map(graph.name, graph.results), strict=False)),
         "fraction": FRACTION,
         "sites": sites,
-        "nodes": [_node(node, graph) for node in nodes],
+        "nodes": [_node(node, graph) for node in graph.calls],
         "facts": facts,
     }
     return record, tensors
@@ -163,15 +160,13 @@ def _code(node: fx.Node, graph: Graph, tensors: dict[str, Tensor]) -> dict[str, 
     }  # fmt: skip
 
 
-def _decided(site: str, nodes: list[fx.Node], by: Comparator | None) -> dict[str, Any]:
+def _decided(node: fx.Node, graph: Graph) -> dict[str, Any]:
     """Return how a site fires: by comparisons, or scaled and rounded."""
-    kinds = ("spikes.fire", "spikes.compare")
-    fires = next(n.name for n in nodes if operation_of(n) in kinds and arguments(n)["site"] == site)
-    if by is None:
-        return {"fires": fires, "thresholds": None, "values": [], "sign": None, "fraction": FRACTION}
-    sign = None if by.sign is None else f"sign.{site}"
+    named = arguments(node)
+    thresholds, sign = (graph.name(named[x]) if named.get(x) else None for x in ("thresholds", "sign"))
     return {
-        "fires": fires, "thresholds": f"thresholds.{site}", "values": by.values, "sign": sign, "fraction": by.fraction,
+        "fires": node.name, "thresholds": thresholds, "values": named.get("values", []), "sign": sign,
+        "fraction": named.get("fraction", FRACTION),
     }  # fmt: skip
 
 
