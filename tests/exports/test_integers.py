@@ -107,9 +107,7 @@ def test_an_existing_file_is_checked_again(tmp_path: Path) -> None:
     first = onespike.export(snn, "integers", integers, batches)
     onespike.export(snn, "pt2", program, batches)
     again = verify(integers, snn, batches)
-    assert (again.comparison.counts, again.comparison.differ) == (
-        first.comparison.counts, first.comparison.differ,
-    )  # fmt: skip
+    assert again.comparison == first.comparison
     assert set(again.files) == {*FILES, "network.json"}
     done = verify(program, snn, tuple(batches))
     assert (done.comparison.counts, done.comparison.answers_differ, list(done.files)) == (0, 0, ["."])

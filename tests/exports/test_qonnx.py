@@ -56,10 +56,8 @@ def test_types(tmp_path: Path) -> None:
     assert all("INT" in kind[0] for kind in kinds)
     first = model.graph.node[0]
     assert first.op_type == "MultiThreshold" and first.domain == "qonnx.custom_op.general"
-    assert (
-        model.get_tensor_shape("global_in") == [1, 2, 6, 6]
-        and "2:conv0_input" in model.get_all_tensor_names()
-    )
+    assert model.get_tensor_shape("global_in") == [1, 2, 6, 6]
+    assert "2:conv0_input" in model.get_all_tensor_names()
     assert model.get_metadata_prop("onespike.scale") == "0.25"
 
 
