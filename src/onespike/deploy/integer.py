@@ -20,8 +20,6 @@ from onespike.neurons import Neuron
 from onespike.runtime.forward import check_network
 from onespike.sites.attention import attention_sites
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
 
 def _weighted(module: Any, owner: Neurons) -> dict[str, tuple[Any, str]]:
     """Return the products of one owner's spikes with parameters, as far as their modules are known.
@@ -98,7 +96,7 @@ NO_UNITS = "this processor has no VNNI, Arm dot products or AVX2, or there is no
 def _form(module: Any, key: str, neuron: Any, weight: Tensor, bias: Any) -> tuple[Any, Tensor] | str:
     if key.startswith("linear") and weight.dim() == 2:
         return integer_form(neuron, weight, bias)
-    if key == "conv0_input" and isinstance(module, CONVOLUTIONS):
+    if key == "conv0_input" and isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         return integer_form(neuron, weight, bias, module)
     return f"{type(module).__name__} has no integer form"
 

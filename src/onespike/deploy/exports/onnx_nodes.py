@@ -6,6 +6,7 @@ It needs onnxscript: formats import it when they write.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import product as product_of
 from math import prod
 from typing import Any
@@ -71,12 +72,9 @@ def sums(
         raised = op.Add(op.Cast(weight, to=INT32), constant(np.int32(EIGHT_BITS)))
         weight = op.CastLike(raised, zero)
     elif stride:
-        places = [*range(2, rows + 2), 1, 0]
-        sizes = (-1, weight.shape[0])
-        weight, extent = (
-            op.Reshape(op.Transpose(weight, perm=places), constant(np.array(sizes))),
-            weight.shape[2:],
-        )
+        extent, sizes = weight.shape[2:], (-1, weight.shape[0])
+        weight = op.Transpose(weight, perm=[*range(2, rows + 2), 1, 0])
+        weight = op.Reshape(weight, constant(np.array(sizes)))
     else:
         weight = op.Transpose(weight, perm=[1, 0])
 
@@ -117,10 +115,7 @@ def _digits(units: Any, most: int) -> Iterator[Any]:
 
 def _total(parts: Iterable[Any]) -> Any:
     """Return the number of these digits."""
-    first, *others = parts
-    for part in others:
-        first = op.Add(op.Mul(first, constant(np.int32(BASE))), part)
-    return first
+    return reduce(lambda total, part: op.Add(op.Mul(total, constant(np.int32(BASE))), part), list(parts))
 
 
 def _windows(
