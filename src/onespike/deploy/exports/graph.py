@@ -199,11 +199,7 @@ class Graph:
         self.program, signature = program, program.graph_signature
         self.body: Any = program.graph
         stored = {**program.state_dict, **program.constants}
-        put = [
-            node
-            for node in self.body.nodes
-            if node.op == "placeholder" and node.name in signature.user_inputs
-        ]
+        put = [n for n in self.body.find_nodes(op="placeholder") if n.name in signature.user_inputs]
         values = {node: node.meta["val"] for node in put}
         self.inputs: list[fx.Node] = [n for n, v in values.items() if isinstance(v, Tensor) and v.dim()]
         held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -248,12 +244,9 @@ class Graph:
     def insert(self, target: Any, *args: Any, like: fx.Node | None = None) -> fx.Node:
         """Return a new node; its result has the form of another one's, or the form that the operation gives it."""
         made: fx.Node = self.body.call_function(target, args)
-        form = (
-            like.meta
-            if like is not None
-            else {"val": target(*fx.map_arg(args, lambda node: node.meta["val"]))}
-        )
-        made.meta = dict(form)
+        made.meta = {} if like is None else dict(like.meta)
+        if like is None:
+            made.meta["val"] = target(*fx.map_arg(args, lambda node: node.meta["val"]))
         return made
 
     def insert_behind(self, node: fx.Node, target: Any, *args: Any) -> fx.Node:
@@ -285,9 +278,7 @@ class Graph:
     @property
     def results(self) -> list[fx.Node]:
         """The nodes whose values it returns, in order."""
-        *_, last = self.body.nodes
-        returned: Any = last.args[0]
-        return list(returned)[-len(self.program.graph_signature.user_outputs) :]
+        return list(self.body.output_node().args[0])[-len(self.program.graph_signature.user_outputs) :]
 
 
 def operation_of(node: fx.Node) -> str:

@@ -135,7 +135,7 @@ class _Sums(fx.Interpreter):
     def see(self, batch: Any) -> None:
         """Run one batch."""
         inputs = dict(zip(self.of.inputs, tensors(batch), strict=True))
-        nodes = [node for node in self.of.body.nodes if node.op == "placeholder"]
+        nodes = self.of.body.find_nodes(op="placeholder")
         self.run(*(inputs[node] if node in inputs else self.of.tensor(node) for node in nodes))
 
     def run_node(self, n: fx.Node) -> Any:
