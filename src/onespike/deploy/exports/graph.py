@@ -113,19 +113,15 @@ class Product(nn.Module):
 
 
 class Marked(nn.Module):
-    """A network whose forward also returns the counts of every site, in firing order."""
+    """A network with markers, whose forward also returns the counts of every site, in firing order."""
 
     def __init__(self, network: nn.Module, log: Log) -> None:
         super().__init__()
         self.network, self.log = network, log
-        self.sites: list[str] = []
-        self.outputs: list[str] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
         self.log.clear()
         output = named_tensors(self.network(*args, **kwargs))
-        if not self.sites:  # an attribute that changes during an export would be changed back
-            self.outputs, self.sites = list(output), [site for site, _ in self.log]
         counts = [fired for _, fired in self.log]
         self.log.clear()
         return list(output.values()), counts
@@ -157,9 +153,9 @@ def bare(network: nn.Module) -> nn.Module:
     return twin.eval()
 
 
-def marked(network: nn.Module, batch: Any) -> Marked:
+def marked(network: nn.Module, log: Log) -> nn.Module:
     """Return a copy of a network with markers in place of its neurons and of its integer products."""
-    twin, log = bare(network), Log()
+    twin = bare(network)
     for module in twin.modules():
         owner: Any = module._modules.get("neurons")
         if not isinstance(owner, Neurons):
@@ -174,10 +170,7 @@ def marked(network: nn.Module, batch: Any) -> Marked:
             key: Product(neurons[key], form) for key, form in owner.products.items() if key.endswith("_input")
         }
         module._modules |= {f"integer_{key}": product for key, product in owner.products.items()}
-    result = Marked(twin, log)
-    with torch.no_grad():
-        call(result, batch)  # finds the names of outputs and sites
-    return result
+    return twin
 
 
 class Graph:
@@ -380,7 +373,11 @@ def trace(module: nn.Module, batch: Any, *, pure: bool = False, fixed: bool = Fa
 
 def graph_of(network: nn.Module, batch: Any, *, pure: bool = True, fixed: bool = False) -> Graph:
     """Return the graph of a network in which every act of a site is one operation, as `trace`."""
-    module = marked(network, batch)
-    graph = trace(module, batch, pure=pure, fixed=fixed)
-    graph.sites, graph.outputs = module.sites, module.outputs
+    log = Log()
+    twin = marked(network, log)
+    with torch.no_grad():
+        outputs = list(named_tensors(call(twin, batch)))
+    sites = [site for site, _ in log]
+    graph = trace(Marked(twin, log), batch, pure=pure, fixed=fixed)
+    graph.sites, graph.outputs = sites, outputs
     return graph
