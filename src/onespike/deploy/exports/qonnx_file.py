@@ -7,13 +7,14 @@ whole numbers, which float32 holds up to 2²⁴, and annotations say how many bi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -106,18 +107,15 @@ def _axis(several: Tensor, single: Tensor) -> int:
 
 def folded(graph: Graph) -> dict[str, Comparator]:
     """Put comparators in place of all neurons."""
-    level_numbers = {
-        named["site"]: len(named["levels"]) for named in map(arguments, graph.calls_of("spikes.fire"))
-    }
     compared = fold_(graph, whole=True)
-    for site, levels in level_numbers.items():
-        if site not in compared:
-            reason = (
-                f"it has {levels} levels. Convert with fewer and without the pass layout"
-                if levels > MOST // 2
-                else "a function that falls is before its max-pool. Pool first"
-            )
-            raise UsageError(f"export: qonnx has no thresholds for {site}: {reason}, or try format='onnx'.")
+    if left := graph.calls_of("spikes.fire"):
+        named = arguments(left[0])
+        reason = "a function that falls is before its max-pool. Pool first"
+        if (levels := len(named["levels"])) > MOST // 2:
+            reason = f"it has {levels} levels. Convert with fewer and without the pass layout"
+        raise UsageError(
+            f"export: qonnx has no thresholds for {named['site']}: {reason}, or try format='onnx'."
+        )
     graph.program.graph_module.recompile()
     return compared
 
@@ -170,9 +168,8 @@ def neurons(compared: dict[str, Comparator]) -> Any:
         decided, shape = compared[site], [int(size) for size in x.shape]
         x = x if decided.sign is None else op.Mul(x, constant(decided.sign))
         cuts = _upwards(decided.thresholds.double() / 2.0**decided.fraction)
-        axes = [axis for axis in range(1, len(shape)) if cuts.shape[axis] > 1] or [
-            2 if len(shape) == 3 else 1
-        ]
+        usual = 2 if len(shape) == 3 else 1
+        axes = [axis for axis in range(1, len(shape)) if cuts.shape[axis] > 1] or [usual]
         order = [0, *axes, *(axis for axis in range(1, len(shape)) if axis not in axes)]
         layout = LAYOUTS.get((len(shape), *axes))
         if layout is None:  # all axes along which thresholds differ become the channels
@@ -184,12 +181,10 @@ def neurons(compared: dict[str, Comparator]) -> Any:
         result = counted(x, rows, up, decided.values[0], layout or "NCW")
         if down:
             result = op.Sub(result, counted(x, rows, down, 0, layout or "NCW"))
-        if layout is not None:
-            return result
-        back = [order.index(axis) for axis in range(len(order))]
-        return op.Transpose(
-            op.Reshape(result, constant(torch.tensor([shape[axis] for axis in order]))), perm=back
-        )
+        if layout is None:
+            result = op.Reshape(result, constant(torch.tensor([shape[axis] for axis in order])))
+            result = op.Transpose(result, perm=[order.index(axis) for axis in range(len(order))])
+        return result
 
     return compare
 
@@ -243,14 +238,9 @@ def cleaned(written: Any, graph: Graph, axes: list[int]) -> Any:
     return model
 
 
-@contextmanager
-def readable() -> Iterator[None]:
+def readable() -> AbstractContextManager[Any]:
     """Let qonnx make the models of single nodes, which it runs one by one, for any onnxruntime: not of onnx's newest version."""
     from qonnx.core import onnx_exec
 
-    make = onnx_exec.qonnx_make_model
-    onnx_exec.qonnx_make_model = partial(make, ir_version=IR_VERSION)
-    try:
-        yield
-    finally:
-        onnx_exec.qonnx_make_model = make
+    make = partial(onnx_exec.qonnx_make_model, ir_version=IR_VERSION)
+    return patch.object(onnx_exec, "qonnx_make_model", make)
