@@ -108,8 +108,8 @@ def _axis(several: Tensor, single: Tensor) -> int:
 def folded(graph: Graph) -> dict[str, Comparator]:
     """Put comparators in place of all neurons."""
     compared = fold_(graph, whole=True)
-    if left := graph.calls_of("spikes.fire"):
-        named = arguments(left[0])
+    if rest := graph.calls_of("spikes.fire"):
+        named = arguments(rest[0])
         reason = "a function that falls is before its max-pool. Pool first"
         if (levels := len(named["levels"])) > MOST // 2:
             reason = f"it has {levels} levels. Convert with fewer and without the pass layout"
