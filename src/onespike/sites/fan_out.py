@@ -104,12 +104,12 @@ def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
     return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
 
 
-def _spread(counts: list[Tensor], channels: int) -> Tensor:
-    """Return the outer product of the counts along each dimension, times the output channels a spike reaches."""
-    fan = torch.tensor(channels)
-    for count in counts:
-        fan = fan[..., None] * count
-    return fan
+def _spread(x: Tensor, axes: list[tuple[int, Tensor]], reached: int, channels: int) -> tuple[Tensor, int]:
+    """Return fan-out and outputs by what elements meet along each axis, and the output channels that a spike reaches."""
+    fan, outputs = torch.tensor(reached), channels * (x.shape[0] if x.dim() == len(axes) + 2 else 1)
+    for size, met in axes:
+        fan, outputs = fan[..., None] * met, outputs * size
+    return fan.to(x.device), outputs
 
 
 @lru_cache(maxsize=1024)
@@ -140,16 +140,12 @@ def convolution(
         pads = tuple(d * (k - 1) // 2 for d, k in zip(dilations, weight.shape[2:], strict=True))
     else:
         pads = (0,) * dims if isinstance(padding, str) else _tuple(padding, dims)
-    counts, positions = [], 1
-    axes = zip(x.shape[-dims:], weight.shape[2:], strides, pads, dilations, strict=True)
-    for size, kernel, step, pad, gap in axes:
-        outputs = size if padding == "same" else (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
-        positions *= outputs
-        counts.append(_met(size, outputs, kernel, step, pad, gap))
-    batch = x.shape[0] if x.dim() == dims + 2 else 1
-    macs = batch * positions * weight.numel()
-    fan = _spread(counts, weight.shape[0] // groups).to(x.device)
-    return Synapses(macs, fan, batch * positions * weight.shape[0])
+    settings, axes = (strides, pads, dilations), []
+    for size, kernel, step, pad, gap in zip(x.shape[-dims:], weight.shape[2:], *settings, strict=True):
+        places = size if padding == "same" else (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+        axes.append((places, _met(size, places, kernel, step, pad, gap)))
+    fan, outputs = _spread(x, axes, weight.shape[0] // groups, weight.shape[0])
+    return Synapses(outputs * weight[0].numel(), fan, outputs)
 
 
 def transposed_convolution(
@@ -164,14 +160,10 @@ def transposed_convolution(
 ) -> Synapses:
     """A transposed convolution; an element near a border reaches fewer outputs."""
     dims = weight.dim() - 2
-    settings = (_tuple(v, dims) for v in (stride, padding, output_padding, dilation))
-    counts, positions = [], 1
+    settings, axes = (_tuple(v, dims) for v in (stride, padding, output_padding, dilation)), []
     for size, kernel, step, pad, extra, gap in zip(x.shape[-dims:], weight.shape[2:], *settings, strict=True):
-        outputs = (size - 1) * step - 2 * pad + gap * (kernel - 1) + 1 + extra
-        positions *= outputs
+        places = (size - 1) * step - 2 * pad + gap * (kernel - 1) + 1 + extra
         used = torch.arange(size)[:, None] * step + torch.arange(kernel) * gap - pad
-        counts.append(((used >= 0) & (used < outputs)).sum(1))
-    macs = x.numel() * weight[0].numel()
-    batch = x.shape[0] if x.dim() == dims + 2 else 1
-    fan = _spread(counts, weight.shape[1]).to(x.device)
-    return Synapses(macs, fan, batch * positions * weight.shape[1] * groups)
+        axes.append((places, ((used >= 0) & (used < places)).sum(1)))
+    fan, outputs = _spread(x, axes, weight.shape[1], weight.shape[1] * groups)
+    return Synapses(x.numel() * weight[0].numel(), fan, outputs)
