@@ -50,14 +50,14 @@ class Pairs:
         self.second: Sent | None = None
         self.before: dict[tuple[Site, int], Tensor] = {}
 
-    def update(self, operand: Operand, fired: Tensor, output: Tensor) -> dict[str, float] | None:
-        """Add one operand; the second operand of a product gives the pairs of both.
+    def update(self, ledger: Ledger, operand: Operand, fired: Tensor, output: Tensor) -> None:
+        """Add one operand; the second operand of a product gives the pairs of both, which stand at the first.
 
         The first may come in blocks of rows: blocks after the second operand give separate pairs.
         """
         product, site = operand.product, operand.site
         if len(product.operands) != 2:
-            return None
+            return
         call, now, earlier = operand.call, operand.timestep, None
         readings = {name: r for name, r in READINGS.items() if r.over_steps or call is None}
         additions = {name: reading.additions(fired) for name, reading in readings.items()}
@@ -72,14 +72,15 @@ class Pairs:
             self.first, self.second = sent, self.second if operand.again else None
         first, second = self.first, self.second
         if first is None or second is None or first.product != second.product:
-            return None
+            return
         self.first = None
-        return {
+        pairs = {
             name: _pairs(product, adds, second.additions[name])
             + (0.0 if second.earlier is None else _pairs(product, adds, second.earlier))
             + (0.0 if first.earlier is None else _pairs(product, first.earlier, second.additions[name]))
             for name, adds in first.additions.items()
         }
+        add_up(ledger.sites[site.operand(next(iter(product.operands)))].pairs, pairs)
 
 
 def _pairs(product: Product, first: Tensor, second: Tensor) -> float:
@@ -149,9 +150,7 @@ class Meter(Visitor):
                 fan_out = sample(fan_out.expand_as(x), every) if isinstance(fan_out, Tensor) else fan_out
             row.count(neuron.largest, fired, fan_out, each, later)
             if every == 1:
-                pairs = self.pairs.update(operand, fired, output)
-                if pairs is not None:  # the second operand is there; the sum stands at the first
-                    add_up(ledger.sites[site.operand(next(iter(operand.product.operands)))].pairs, pairs)
+                self.pairs.update(ledger, operand, fired, output)
                 ledger.observe(operand, neuron, x, fired, output)
         return output
 
