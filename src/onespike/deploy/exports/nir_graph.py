@@ -21,7 +21,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -121,7 +120,7 @@ class Chain:
         self.before: Fired | None = None
         self.between: list[fx.Node] = []
         self.neurons, self.last = 0, ""
-        self._add("input", "Input", input_type={"input": np.array(_shape(before))})
+        self._add("input", "Input", input_type={"input": _array(_shape(before))})
         for node in graph.calls:
             op = operation_of(node)
             if op in SIZES:
@@ -145,7 +144,7 @@ class Chain:
                 raise _obstacle(node)
         if self.product is None or self.between:
             raise refuse("the network does not end with a product")
-        self._add("output", "Output", output_type={"output": np.array(_shape(before))})
+        self._add("output", "Output", output_type={"output": _array(_shape(before))})
         counts = sum(prod(fired.shape) for fired in self.fires.values())
         self.cost: str = f"{self.neurons} binary neurons for {counts} counts of an input"
 
@@ -203,7 +202,7 @@ class Chain:
         self._affine(f"{fired.node}_values", spread(worth).transpose(0, 1), base, fired.size)
         self.nodes[self.last].metadata = {"onespike.site": fired.site}
         if len(fired.shape) < len(fired.size):
-            size = {"input": np.array(fired.size)}
+            size = {"input": _array(fired.size)}
             self._add(f"{fired.node}_flat", "Flatten", input_type=size, start_dim=0)
 
     def _fire(self, node: fx.Node, site: str) -> None:
@@ -232,7 +231,7 @@ class Chain:
     def _neurons(self, name: str, size: tuple[int, ...], site: str, above: Tensor | None = None) -> None:
         threshold = torch.full(size, THRESHOLD)
         threshold = threshold if above is None else threshold + above.float()
-        self._add(name, "IF", np.ones(size, np.float32), threshold.numpy(), metadata={"onespike.site": site})
+        self._add(name, "IF", torch.ones(size).numpy(), threshold.numpy(), metadata={"onespike.site": site})
         self.neurons += threshold.numel()
 
     def _pool(self, node: fx.Node, name: str, spikes: tuple[int, ...], site: str) -> tuple[int, ...]:
@@ -241,9 +240,13 @@ class Chain:
         if any(n != 0 for n in pool["padding"]) or any(n != 1 for n in pool["dilation"]) or pool["ceil_mode"]:
             raise refuse(f"the max-pool before {site} has a padding or a dilation, or rounds up")
         kernel = pool["kernel_size"]
-        self._add(f"{name}_pool", "SumPool2d", *map(np.array, (kernel, pool["stride"] or kernel, (0, 0))))
+        self._add(f"{name}_pool", "SumPool2d", *map(_array, (kernel, pool["stride"] or kernel, (0, 0))))
         self._neurons(f"{name}_any", pooled, site)
         return pooled
+
+
+def _array(numbers: Any) -> Any:
+    return torch.tensor(numbers).numpy()  # `import onespike` must do without numpy
 
 
 def _shape(node: Any) -> tuple[int, ...]:
