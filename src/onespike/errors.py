@@ -1,7 +1,5 @@
 """The one exception family: every message names the place and ends with the remedy."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import importlib

@@ -1,7 +1,5 @@
 """Named starting points of recipes: what each is, what it was measured to lose, and the fields that it sets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

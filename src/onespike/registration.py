@@ -1,7 +1,5 @@
 """After `import onespike`, transformers' `AutoModel.from_pretrained` loads converted networks; neither library imports the other."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from importlib import import_module

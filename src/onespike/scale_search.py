@@ -4,8 +4,6 @@ It knows numbers, not networks. Several processes may share a study through optu
 stored trial is sealed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sqlite3

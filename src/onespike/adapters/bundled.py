@@ -1,7 +1,5 @@
 """`bundled:NAME`: the small networks that ship with onespike; the scripts in `training/` trained them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path

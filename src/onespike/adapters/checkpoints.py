@@ -2,8 +2,6 @@
 in their files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import warnings

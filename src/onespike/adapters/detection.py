@@ -1,7 +1,5 @@
 """From a detector's output to COCO results: boxes as (x, y, width, height), masks as run lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 detectron2 is not on PyPI and no extra brings it; it is imported if the user has installed it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable

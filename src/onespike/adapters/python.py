@@ -4,8 +4,6 @@ The file is run because the user names it. A run only records where its network 
 was not named again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """`timm:NAME` and `timm:NAME.TAG`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`torchvision:NAME`: its classification models and its detectors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`transformers:ID` from the hub and `transformers:DIR` from a folder that `save_pretrained` wrote."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The second path of networks that write: token by token from a cache, some run other products than for a whole text."""
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Calibration inputs: decoded once, in parts that depend on them and their order, not on the batches that they came in."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Thresholds: what calibration found at every site, with provenance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

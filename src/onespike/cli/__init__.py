@@ -1,7 +1,5 @@
 """The command line: `onespike --help`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """What all commands share: their errors, their help pages, and their last line."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

@@ -1,7 +1,5 @@
 """`onespike list`, `inspect` and `export`: names, what a run holds, and a run as a file for another runtime."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """`onespike reproduce`: the paper's tables and figures, measured again."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

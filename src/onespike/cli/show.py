@@ -1,7 +1,5 @@
 """What commands print: networks and their sites, measured figures, findings, files."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path

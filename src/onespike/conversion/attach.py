@@ -3,8 +3,6 @@
 The network's class, module tree and weight names do not change; `detach_` restores exactly the same network.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper

@@ -1,7 +1,5 @@
 """The neurons of one owner, and the visits in its forward that let them fire."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any

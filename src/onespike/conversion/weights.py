@@ -2,8 +2,6 @@
 norm follows a CNN's products, weights re-fitted to the spikes that they receive, and those of 8-bit edges rounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

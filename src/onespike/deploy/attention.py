@@ -7,8 +7,6 @@ A row's constant does not change its softmax. q's offset is rounded to whole num
 are inside the sum, are whole multiples of the smallest and multiply the probabilities' counts.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

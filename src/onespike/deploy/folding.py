@@ -8,8 +8,6 @@ unit⁻ / unit⁺ is near p/q for small integers, q·y⁺ − p·y⁻ counts uni
 are multiplied separately, as two populations with separate weights.
 """
 
-from __future__ import annotations
-
 from math import gcd
 from typing import NamedTuple
 

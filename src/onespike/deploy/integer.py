@@ -1,7 +1,5 @@
 """Integer inference: every product of spikes multiplies small integers exactly; scales and bias follow once."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ calibration inputs, and each range is clipped as far as that lowers the squared 
 integer grid and multiplied as floats, so the figures are those of integer arithmetic on any machine.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field

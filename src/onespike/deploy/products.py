@@ -4,8 +4,6 @@ The plain form sums in float64 (in float32 where every sum is below 2²⁴), whe
 order. The kernels give the same bits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Measured results → at most five findings, worst first, each with its share of the loss and a command."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

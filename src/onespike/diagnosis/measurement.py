@@ -1,7 +1,5 @@
 """The doctor's measurements: one evaluation with a survey, variants of the run on a few inputs, the command for each."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress

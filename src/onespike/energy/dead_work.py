@@ -4,8 +4,6 @@ They are also dead in the original network, so a ratio that counts them as its w
 are found by gradient: where it is zero, the product's result cannot reach the output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Products of two spiking operands are counted pair by pair: ECMT's figure, and the cautious double count.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext

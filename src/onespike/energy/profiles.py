@@ -1,7 +1,5 @@
 """Hardware profiles: the price of each operation, as a table with its source."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

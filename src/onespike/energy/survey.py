@@ -1,7 +1,5 @@
 """Statistics of sites: signal, errors by cause, channels and a histogram, over the first few batches of a ledger."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any

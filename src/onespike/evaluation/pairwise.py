@@ -1,7 +1,5 @@
 """The one loop over batches in which several networks answer the same inputs, and a network that remembers its answers."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Check that every neuron takes part: one batch through a converted network, eager and compiled."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

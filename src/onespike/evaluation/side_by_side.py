@@ -1,7 +1,5 @@
 """Evaluation: the original and the converted network side by side, in one pass over the data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ supports. Sums and exponentials round differently from torch's, as those of torc
 within their error of a threshold may fire the neighboring level.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple

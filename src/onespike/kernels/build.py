@@ -5,8 +5,6 @@ everything runs in its plain form, which gives the same bits. A loaded library i
 from a place where another user could have put it; file names contain their digest.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """The sources of the C kernels, and how a compiler builds them. Imports nothing, so that `setup.py` can use it."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import subprocess

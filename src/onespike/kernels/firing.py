@@ -5,8 +5,6 @@ compiled code of the plain form takes longer. `torch.export`, and compilers for 
 Where gradients are wanted, it has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from operator import is_

@@ -3,8 +3,6 @@
 Imported only where a neuron meets a CUDA tensor outside a compiler, which fuses the plain form itself.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

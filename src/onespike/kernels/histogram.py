@@ -1,7 +1,5 @@
 """Calibration statistics of an activation, in one pass over memory: bit patterns, and sums of values and squares."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

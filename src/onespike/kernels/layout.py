@@ -1,7 +1,5 @@
 """What the C side reads: G of a spike code in numbers, and how it walks through an activation and its constants."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from functools import lru_cache

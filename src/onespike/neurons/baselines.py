@@ -1,7 +1,5 @@
 """Neurons to compare with: integrate-and-fire, multiple thresholds, uniform quantization, and steps by each token's mean."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

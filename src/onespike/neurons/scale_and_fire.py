@@ -3,8 +3,6 @@
 The edges of a network in 8 bits, pixels and what the output layer receives, are one with even levels.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """What passes aim at: a budget, met by one factor on all steps, and an allowed loss, met by the least of several budgets."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """From the thresholds of calibration to better ones: a chain of passes at one energy."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

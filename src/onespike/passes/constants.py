@@ -1,7 +1,5 @@
 """Passes `positions`, `center` and `tokens`: gains by position, centers of channels, gains by the magnitude of a row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

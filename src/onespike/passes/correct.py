@@ -1,7 +1,5 @@
 """Passes `correct` and `refit`: offsets, or weights and biases, that make up for what spikes lose; both in closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Passes `nearest`, `thrifty` and `layout`: the integers a site may fire, and which of two it does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

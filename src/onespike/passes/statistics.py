@@ -1,7 +1,5 @@
 """What the passes know about each site: Fisher information by position and channel, and samples of its values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

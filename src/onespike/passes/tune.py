@@ -1,7 +1,5 @@
 """Pass `tune`: steps, centers and offsets learned end to end from the original network's outputs, without labels."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

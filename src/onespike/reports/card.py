@@ -1,7 +1,5 @@
 """The Hub form: a run folder with a model card is a repository, and a repository is a run folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

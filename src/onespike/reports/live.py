@@ -1,7 +1,5 @@
 """The live page of a run: one input through both networks, and a web server for one user, on this machine by default."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """The contents of a report as one record, ready for JSON: gathered here, rendered elsewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Figures in words, the one table in which networks are compared, and tables as CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A run in other forms, on the same inputs: exported files, integer networks, and every form by score, time and size."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """The inputs of a run: chosen from a folder, and told apart by their contents."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A network and its converted copy, side by side: in memory, as a folder, and from a folder or the Hub."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The one pipeline: a network and unlabeled inputs → calibration, passes, a spiking copy, and its figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence

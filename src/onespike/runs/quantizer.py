@@ -1,7 +1,5 @@
 """onespike among the quantizers of transformers: imported once transformers has them, see `onespike/registration.py`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A recipe as text: an editable file, the words of a command, and a call in Python."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

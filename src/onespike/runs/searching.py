@@ -3,8 +3,6 @@
 A trial is one forward pass of the converted network, with the λ that `scale_search` proposes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import time

@@ -1,7 +1,5 @@
 """Write results so that they appear whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -3,8 +3,6 @@
 Every stage reads, moves, cuts and counts batches through these functions.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

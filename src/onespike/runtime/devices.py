@@ -4,8 +4,6 @@ The map is applied to the original network before calibration. A converted copy 
 neurons are on the devices of their owners.
 """
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Run a network in evaluation mode, on its device, by its schedule."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -5,8 +5,6 @@ can send its error in place of its next result: then all of them end and none wa
 only where there are several processes: help pages do not need it.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import traceback

@@ -1,7 +1,5 @@
 """How figures were made: machine, versions, command and commit, in the JSON of every command."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Which products a network really runs, seen below torch's functions, and which modules run them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache

@@ -1,7 +1,5 @@
 """How often a product uses each element of an operand: the cost of one spike at that operand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Padding: which rows of an operand are tokens, and which only fill a batch up to its longest text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Each tensor carries the names of the products that it descends from, and whether
 the first products, the classifier head and operands that act as weights are found in any architecture.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@
 reached. While a network is visited or converted, they run these definitions instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial

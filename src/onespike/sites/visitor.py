@@ -4,8 +4,6 @@ A rule hands over a `Product`. The mode `Sites` numbers its operands and lets a 
 `visiting(model, visitor)` does so for a whole network and is always undone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from threading import get_ident

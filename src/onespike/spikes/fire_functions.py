@@ -6,8 +6,6 @@ any others, since every bound is a multiple of ⅛ and G(a) depends on ⌊8a⌋ 
 """
 
 # ruff: noqa: N803, N806 (M is the paper's name)
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """The integers a neuron may fire: chosen once, before conversion, and shared by every site."""
 
 # ruff: noqa: N803, N806 (M is the paper's name)
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple

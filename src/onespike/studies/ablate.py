@@ -1,7 +1,5 @@
 """Ablation of a run's passes: each alone, each left out, and all together, at one energy."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

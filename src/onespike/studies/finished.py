@@ -1,7 +1,5 @@
 """Finished measurements in a file: an interrupted study measures only what is missing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

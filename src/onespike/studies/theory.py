@@ -3,8 +3,6 @@
 Numbers are exact rationals, since floats would cause false failures.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

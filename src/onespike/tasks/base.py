@@ -4,8 +4,6 @@ A task's output is a distribution: classes of a softmax, objects that are there 
 Fisher information of every site, and searches and passes minimize its divergence. Stages know nothing else of a task.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

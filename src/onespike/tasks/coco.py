@@ -1,7 +1,5 @@
 """COCO data: images with their ids as labels, and their truth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

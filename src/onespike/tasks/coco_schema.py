@@ -1,7 +1,5 @@
 """Checks of a COCO instances file before it reaches pycocotools, whose C code checks nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise

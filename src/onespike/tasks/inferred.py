@@ -1,7 +1,5 @@
 """The meaning of an output without a task: the scores of classes, or numbers with normal noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

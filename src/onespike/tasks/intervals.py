@@ -1,7 +1,5 @@
 """The certainty of a figure: 95 % intervals, and their text form."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

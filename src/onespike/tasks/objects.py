@@ -6,8 +6,6 @@ with its probability. Samples from it give Fisher information, and the divergenc
 Σ KL(s‖s′) + s·(KL of boxes + mean KL of pixels) over the objects that both have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """What people read of an evaluation: figures, tables, a summary, and the one figure by which runs are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A text file, a folder of them, rows of JSON or a dataset → documents → tokens in windows of one length."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

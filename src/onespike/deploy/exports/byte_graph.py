@@ -7,8 +7,6 @@ runtimes put together to products of bytes. At every bound it fires what the neu
 place below a bound may fire, too.
 """
 
-from __future__ import annotations
-
 from functools import partial, reduce
 from typing import Any
 

@@ -9,8 +9,6 @@ a residual sum, or a row that is brought to its mean and deviation, whose gains 
 needs one logarithm per row: its exponentials are in the thresholds, too.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Compare a written file with the network: the spikes of every site, and the answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ thresholds take in the affine map and the exponential. Products of two activatio
 Gains of keys and values along the sum are powers of two, so that counts times their quotients are whole numbers.
 """
 
-from __future__ import annotations
-
 from functools import partial, reduce
 from itertools import product
 from math import prod

@@ -4,8 +4,6 @@
 of `operations.py`, and between them torch's own functions. Every format but `pt2` is written from this graph, by `graph_of`.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

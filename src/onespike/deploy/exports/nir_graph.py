@@ -12,8 +12,6 @@ A max-pool of counts is a sum-pool of each threshold's spikes and one more neuro
 no simulator rounds. Only the coding of the network's input divides real numbers.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from functools import partial

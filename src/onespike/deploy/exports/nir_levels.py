@@ -5,8 +5,6 @@
 S and T are integers, so that `>` and `≥` agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple

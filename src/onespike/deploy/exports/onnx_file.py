@@ -3,8 +3,6 @@
 Nodes are written from the definitions of `operations.py`, but for those of `onnx_nodes.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@
 It needs onnxscript: formats import it when they write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import product as product_of

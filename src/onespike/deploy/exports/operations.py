@@ -12,8 +12,6 @@ All act in the precision of their input. `torch.export` keeps them whole, and ON
 sums of products have other nodes there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import log2

@@ -1,7 +1,5 @@
 """PyTorch's format: an exported program."""
 
-from __future__ import annotations
-
 import io
 import json
 import warnings

@@ -4,8 +4,6 @@ Written from the graph of `integers`: each comparator's integer thresholds decid
 whole numbers, which float32 holds up to 2²⁴, and annotations say how many bits they have. The rest is standard ONNX.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

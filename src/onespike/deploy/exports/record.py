@@ -1,7 +1,5 @@
 """The record of `integers`, `network.json`: what a node, a site and the network say, and the JSON schema of all that."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

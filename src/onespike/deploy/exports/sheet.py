@@ -1,7 +1,5 @@
 """The sheet of a network for hardware: per site what is stored and sent, per layer every operation that is no spike."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

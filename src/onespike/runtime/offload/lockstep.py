@@ -5,8 +5,6 @@ computed so far waits in its frames, whatever the network does between blocks. W
 runs without them first, and is computed again on the way back.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator

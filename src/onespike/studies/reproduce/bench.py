@@ -1,7 +1,5 @@
 """One network and its images, measured under many recipes; finished measurements are kept."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Sweeps and figures: λ, levels, softmax thresholds; time for space (App. D); activations and their spikes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """The paper's tables beside its printed numbers: accuracy in percent, energy as a ratio; and one that answers its critics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
