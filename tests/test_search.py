@@ -13,6 +13,7 @@ import time
 from contextlib import closing, contextmanager
 
 import pytest
+from optuna.trial import TrialState
 
 from onespike import scale_search
 from onespike.errors import LoadError, UsageError
@@ -246,6 +247,20 @@ def test_a_real_kill_loses_no_finished_trial(tmp_path, url):
     assert sorted(after, reverse=True) == grid(12)  # the one that was being measured, too
     starts = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("start")]
     assert all(starts.count(repr(scale)) == 1 for scale in before)
+
+
+def test_processes_that_share_a_study_draw_different_numbers(url, monkeypatch):
+    seeds, made = [], scale_search.sampler_of
+    monkeypatch.setattr(scale_search, "sampler_of", lambda name, seed: seeds.append(seed) or made(name, seed))
+
+    def interleaved(scale, hopeless):
+        if scale == 1.0:
+            with opened(url) as (shared, _):
+                shared.tell(shared.ask(), state=TrialState.FAIL)
+        return parabola(scale, hopeless)
+
+    search(interleaved, trials=3, fixed=(1.0,), storage=url, sampler="tpe")
+    assert seeds == [1, 2]  # that of the second trial of its own is its number
 
 
 def test_a_trial_that_another_process_has_told_counts_once(url):

@@ -130,13 +130,19 @@ def search(
             finished(study)
         plan(study, wanted)
         study.sampler = sampler_of(sampler, len(study.trials))  # resumed, it draws other numbers
-        blank_since: dict[int, float] = {}
+        blank_since, expected = dict[int, float](), len(study.trials)
+
+        def measure(trial: Any) -> float:
+            nonlocal expected
+            if trial.number > expected:  # another process draws, too, and perhaps by the same seed
+                study.sampler = sampler_of(sampler, trial.number)
+            expected = max(expected, trial.number + 1)
+            return _measure(study, trial, objective, budget)
+
         while (missing := trials - len(finished(study))) > 0:  # processes that share a study may add one each
             if missing > len(trials_in(study, "RUNNING")):
                 try:
-                    study.optimize(
-                        lambda t: _measure(study, t, objective, budget), n_trials=1, callbacks=[reported]
-                    )
+                    study.optimize(measure, n_trials=1, callbacks=[reported])
                 except ValueError as error:
                     # SQLite lets two processes take one planned trial: who ends first has told it
                     if not str(error).startswith("Cannot tell"):
