@@ -64,6 +64,22 @@ def test_there_and_back(model, inputs, tmp_path, preset):
             optimized.save_pretrained(tmp_path / "integers")
 
 
+def test_timm_builds_the_network_that_a_folder_holds(tmp_path):
+    timm = pytest.importorskip("timm")
+    Image = pytest.importorskip("PIL.Image")
+    x = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    snn = onespike.spike(timm.create_model("test_resnet", num_classes=5).eval(), [x], "sformer")
+    folder = snn.save_pretrained(tmp_path / "kept")
+    again = timm.create_model(f"local-dir:{folder}").eval()
+    transforms = [timm.data.create_transform(**timm.data.resolve_model_data_config(n)) for n in (again, snn)]
+    image = Image.effect_mandelbrot((200, 180), (-2, -1, 1, 1), 20).convert("RGB")
+    assert torch.equal(transforms[0](image), transforms[1](image))
+    assert torch.equal(onespike.from_pretrained(folder, again).snn(x), snn(x))
+    other = timm.create_model("test_vit", img_size=32, num_classes=5).eval()
+    snn = onespike.spike(other, [x[..., :32, :32]], "sformer")
+    assert not (snn.save_pretrained(tmp_path / "other") / "config.json").exists()  # its size is an argument
+
+
 @pytest.mark.parametrize("verb", [onespike.convert, onespike.convert_])
 def test_a_conversion_in_two_calls_can_be_kept_as_well(inputs, tmp_path, verb):
     model = Own().eval()

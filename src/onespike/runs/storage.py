@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from onespike.calibration.thresholds import SiteThreshold, Thresholds
@@ -36,6 +37,8 @@ SIDES, OTHERS = ("positive", "negative"), ("center", "offset", "gain", "typical"
 REMEDY = "Convert the network again."
 METHOD, CONFIG = "onespike", "config.json"
 """The quantizer's name in transformers, and the file that states it."""
+TRANSFORM = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
+"""What timm prepares images by."""
 
 
 @dataclass
@@ -150,6 +153,8 @@ def save(
         library = sys.modules.get("transformers")
         if library is not None and isinstance(model, library.PreTrainedModel):
             _write_for_transformers(partial, model, configuration)
+        elif "timm" in sys.modules and hasattr(model, "pretrained_cfg"):
+            _write_for_timm(partial, model)
         files = digests(partial)
         record = {
             "version": VERSION,
@@ -178,6 +183,21 @@ def _write_for_transformers(folder: Path, network: Any, others: Callable[[Path],
     (folder / CONFIG).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
     if network.can_generate():
         network.generation_config.save_pretrained(folder)
+
+
+def _write_for_timm(folder: Path, network: Any) -> None:
+    """Write what `timm.create_model("local-dir:FOLDER")` builds the network from, if it is as its name and classes say.
+
+    `load` gives that network its weights and spikes. timm does not state other arguments of a network.
+    """
+    settings = network.pretrained_cfg
+    entries = {"architecture": settings["architecture"], "num_classes": network.num_classes}
+    with torch.device("meta"):
+        plain = sys.modules["timm"].create_model(entries["architecture"], num_classes=network.num_classes)
+    shapes = [{name: x.shape for name, x in n.state_dict().items()} for n in (plain, network)]
+    if shapes[0] == shapes[1]:
+        entries["pretrained_cfg"] = {name: settings.get(name) for name in TRANSFORM}
+        (folder / CONFIG).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 def identity(network: Any) -> dict[str, Any]:
