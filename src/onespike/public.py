@@ -28,6 +28,7 @@ from onespike.runs.pair import save as save
 from onespike.runs.pipeline import spike as spike
 from onespike.runs.searching import search as search
 from onespike.runs.storage import OnespikeConfig as OnespikeConfig
+from onespike.runtime.progress import reporting as reporting
 from onespike.sites import Site as Site
 from onespike.sites import Visitor as Visitor
 from onespike.sites import discover as discover

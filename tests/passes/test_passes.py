@@ -348,9 +348,10 @@ def test_the_best_preset_runs_all_of_its_passes(monkeypatch):
 
     def progress(title, total):
         stages.append((title, total))
-        return lambda batches: batches
+        return iter
 
-    snn = spike(model, inputs, "best", budget=0.2, energy="counts", progress=progress)
+    with onespike.reporting(progress):
+        snn = spike(model, inputs, "best", budget=0.2, energy="counts")
     assert stages[0] == ("calibrating", 6) and ("tuning", 2) in stages
     assert counted(snn, *inputs).ratio("counts") == pytest.approx(0.2, rel=0.05)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -115,7 +115,6 @@ def calibrate(
     batches: Iterable[Any],
     recipe: Recipe | None = None,
     *,
-    progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
     provenance: Mapping[str, Any] | None = None,
     processes: Processes = ALONE,
 ) -> Thresholds:
@@ -129,7 +128,6 @@ def calibrate(
         batches: each a tensor, a tuple of positional arguments, or a mapping of keyword arguments. A network with one
             input is given x of the (x, labels) that a `DataLoader` yields.
         recipe: percentile, domain and levels; the paper's by default.
-        progress: wraps the batches, for a progress bar.
         provenance: facts about the data to keep with the thresholds.
         processes: those that share the work: each gives every n-th batch, and gets the thresholds of all batches.
 
@@ -162,7 +160,7 @@ def calibrate(
 
     samples, trace, varying, first = 0, Trace(), set[Site](), list[Any]()
     with evaluating(model), plain(model):
-        inputs = (to(inputs_of(model, batch), device) for batch in progress(batches))
+        inputs = (to(inputs_of(model, batch), device) for batch in batches)
         # a batch without inputs has nothing to observe
         works = (partial(observed, batch) for batch in inputs if count(batch))
         for number, (size, of_batch) in enumerate(in_turn(model, works)):

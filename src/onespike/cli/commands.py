@@ -32,6 +32,7 @@ from onespike.cli.options import (
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import FIELDS, Recipe
 from onespike.runtime.processes import launched
+from onespike.runtime.progress import reporting
 from onespike.runtime.provenance import COMMAND
 
 processes_of = cache(launched)
@@ -252,6 +253,7 @@ def command(
             code = model is not None and model.startswith("python:")
             output.PRINTED.clear()
             with ExitStack() as stack:
+                stack.enter_context(reporting(output.progress))
                 if (profile := values.get("profile")) is not None:  # every ratio then has its prices
                     from onespike.energy.profiles import priced
 

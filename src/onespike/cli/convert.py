@@ -101,7 +101,7 @@ def convert_and_show(
 
     processes = processes_of()
     work = out.with_name(f".{out.name}.passes")  # an interrupted tuning resumes there
-    options |= {"progress": output.progress, "processes": processes, "work": work}
+    options |= {"processes": processes, "work": work}
     options |= {"told": lambda estimate: output.line(f"blocks         {estimate}")}
     pair = runs.convert_network(loaded, items, recipe, **options)
     if processes.is_main:
@@ -161,7 +161,7 @@ def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> 
         raise unknown("demo", task, DEMOS)
     spec, images, count, batch_size = DEMOS[task]
     calibration = runs.choose(f"{images}-calibration", count)
-    pair = runs.convert_network(load_model(spec), calibration, preset("sformer"), progress=output.progress)
+    pair = runs.convert_network(load_model(spec), calibration, preset("sformer"))
     items = runs.choose_labeled(pair.loaded, f"{images}-test")
     show.network(pair)
     show.sites(pair.snn)

@@ -65,7 +65,7 @@ def evaluate(
         names = None if format == "all" else format.split(",")
         pair = runs.load(run)
         items = runs.choose_labeled(pair.loaded, data, annotations, limit)
-        forms = benchmark_pair(pair, items, forms=names, batch_size=batch_size, progress=output.progress)
+        forms = benchmark_pair(pair, items, forms=names, batch_size=batch_size)
         output.figures(json_file, [form.to_dict() for form in forms])
         show.forms(forms, min(batch_size, len(items)))
         return "export", run, "--format", "onnx", "--out", "network.onnx", "--data", data
@@ -87,9 +87,8 @@ def evaluate(
         output.line(f"blocks         {cost}")
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
-    each: Any = {"batch_size": batch_size, "progress": output.progress}
-    result = runs.evaluate_pair(pair, items, metric=metric, processes=processes_of(), **each)
-    compared = compare_pair(pair, items, result, **each) if compare else []
+    result = runs.evaluate_pair(pair, items, metric=metric, batch_size=batch_size, processes=processes_of())
+    compared = compare_pair(pair, items, result, batch_size=batch_size) if compare else []
     try:  # first, since nobody may be there to read the output
         if processes_of().is_main:
             more = {"sites": result.ledger.table()} | ({"compared": compared} if compare else {})
@@ -233,7 +232,7 @@ def search_and_show(
         cost = "" if trial.energy is None else f", energy {trial.energy:.3f}"
         output.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
 
-    result, record, pair = search_run(run, pair, data, report=report, progress=output.progress, **options)
+    result, record, pair = search_run(run, pair, data, report=report, **options)
     output.figures(json_file, record)
     show.search(run, data, pair.loaded.task.objectives[record["objective"]].title, result, record)
     return pair
@@ -287,13 +286,8 @@ def doctor(
     if passes is not None:
         rows = []
         chosen = None if passes == "run" else parse_passes(passes)
-        options: Any = {
-            "budget": budget,
-            "energy": energy,
-            "batch_size": batch_size,
-            "progress": output.progress,
-        }
-        for row in ablate_run(run, pair, items, passes=chosen, **options):
+        target: Any = {"budget": budget, "energy": energy}
+        for row in ablate_run(run, pair, items, passes=chosen, batch_size=batch_size, **target):
             output.note(f"{row.what}: {figure(row.headline.spiking)}, {minus(row.headline, error=True)}")
             rows.append(row)
         output.figures(json_file, [row.to_dict() for row in rows])
@@ -303,7 +297,7 @@ def doctor(
     if len(items) < 2:
         raise UsageError(f"{data}: the doctor needs at least 2 images. Give more.")
     taking_part = verify(pair.snn, next(batches_of(items, pair.loaded, PARTICIPATION)))
-    measured = checkup(pair, items, run, images=images, batch_size=batch_size, progress=output.progress)
+    measured = checkup(pair, items, run, images=images, batch_size=batch_size)
     findings = diagnose(measured)
     output.figures(json_file, {"findings": [asdict(finding) for finding in findings], **asdict(measured)})
     show.network(pair)

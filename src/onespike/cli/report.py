@@ -88,7 +88,7 @@ def report(
                 raise UsageError(f"report: {tasks}. Compare runs of one task at a time.")
         records = []
         for each, pair in ((each, pairs[each]) for each in runs):
-            result = evaluate_pair(pair, items(each, pair), batch_size=batch_size, progress=output.progress)
+            result = evaluate_pair(pair, items(each, pair), batch_size=batch_size)
             records.append({**gather(each, pair, None), "evaluation": result.to_dict()})
     names, folder = list(map(str, runs)), out or Path("onespike-compare")
     with understood(", ".join(names), AGAIN):
@@ -106,7 +106,7 @@ def report_pair(run: Path, pair: NetworkPair, items: Items | None, folder: Path,
     from onespike.reports.pages import write_report
     from onespike.reports.record import gather
 
-    record = gather(run, pair, items, batch_size=batch_size, progress=output.progress)
+    record = gather(run, pair, items, batch_size=batch_size)
     output.line(write_report(folder, [record]))
     if record["evaluation"] is not None:
         output.line()

@@ -100,8 +100,7 @@ def reproduce(
         if repeat is not None or seed is not None:
             number = 1 if repeat is None else repeat
             first, *draws = runs.draws(choose(), len(first), number, seed or 0, (second, measured))
-        options: Any = {"batch_size": batch_size, "progress": output.progress, "draws": draws}
-        bench = Bench(loaded, first, second, measured, place, **options)
+        bench = Bench(loaded, first, second, measured, place, batch_size, draws)
         rows, files = run_study(study, bench)
         (columns, cells), every = study.table(rows), len(columns_of(rows))
         metrics = dict.fromkeys(str(row["metric"]) for row in rows if row.get("metric"))

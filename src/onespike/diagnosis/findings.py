@@ -10,7 +10,6 @@ from torch import nn
 from onespike.diagnosis.measurement import PROBE_IMAGES, Checkup, checkup
 from onespike.energy.columns import beside
 from onespike.errors import UsageError
-from onespike.runs import Progress, no_progress
 from onespike.runs.pair import in_memory
 from onespike.tasks import Task
 
@@ -48,7 +47,6 @@ def doctor(
     *,
     images: int = PROBE_IMAGES,
     task: Task | None = None,
-    progress: Progress = no_progress,
 ) -> list[Finding]:
     """Return what costs a converted network accuracy, worst first, each with a call to try.
 
@@ -58,12 +56,11 @@ def doctor(
         loader: (inputs, labels) that calibration did not see; labels may be None.
         images: how many of them are measured in many variants.
         task: the meaning of the output; classification by default.
-        progress: progress(title, total) wraps the batches of a long stage.
     """
     pair, items = in_memory(model, snn, loader, task)
     if min(len(items), images) < 2:
         raise UsageError("doctor: at least 2 inputs are needed. Give more.")
-    return diagnose(checkup(pair, items, None, images=images, progress=progress))
+    return diagnose(checkup(pair, items, None, images=images))
 
 
 def diagnose(measured: Checkup) -> list[Finding]:

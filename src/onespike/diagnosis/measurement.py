@@ -21,11 +21,12 @@ from onespike.evaluation.pairwise import pairwise
 from onespike.passes.chaining import check_recipe
 from onespike.presets import FAST
 from onespike.recipe import Recipe
-from onespike.runs import NetworkPair, Progress, no_progress
+from onespike.runs import NetworkPair
 from onespike.runs.pipeline import spike
 from onespike.runs.recipe_text import convert_command, spike_call
 from onespike.runs.storage import WEIGHTS
 from onespike.runtime.batches import count, split
+from onespike.runtime.progress import progress
 from onespike.sites import Site
 from onespike.tasks import Headline, Items, limit
 
@@ -77,13 +78,7 @@ class Checkup:
 
 
 def checkup(
-    pair: NetworkPair,
-    items: Items,
-    run: Path | None,
-    *,
-    images: int = PROBE_IMAGES,
-    batch_size: int = 16,
-    progress: Progress = no_progress,
+    pair: NetworkPair, items: Items, run: Path | None, *, images: int = PROBE_IMAGES, batch_size: int = 16
 ) -> Checkup:
     """Measure a run on these images: all of them once, and `images` of them in many variants.
 
@@ -92,14 +87,14 @@ def checkup(
     task, recipe = pair.loaded.task, pair.recipe
     items = task.named(items)
     survey = Survey(visits=max(1, images // batch_size))
-    result = runs.evaluate_pair(pair, items, batch_size=batch_size, progress=progress, ledger=survey)
+    result = runs.evaluate_pair(pair, items, batch_size=batch_size, ledger=survey)
     few = limit(items, images)
     inputs = [x for x, _ in pair.loaded.batches(few, max(1, min(batch_size, len(few) // 2)))]
     probe = Probe(pair.ann, inputs, task)
     before = probe.distance(pair.snn)
-    kinds, single = _sensitivity(pair, probe, progress)
+    kinds, single = _sensitivity(pair, probe)
     normalizations, better = _normalizations(pair, few, inputs)
-    recalibrated, variants, refused = _variants(pair, probe, progress)
+    recalibrated, variants, refused = _variants(pair, probe)
     tried = () if result.scale is None else progress("λ", len(PROBED_SCALES))(PROBED_SCALES)
     scales = [probe.at(pair.snn, scale, recipe.energy, before) for scale in tried]
     return Checkup(
@@ -140,9 +135,7 @@ def _sites(pair: NetworkPair, survey: Survey) -> dict[str, dict[str, Any]]:
     }
 
 
-def _sensitivity(
-    pair: NetworkPair, probe: Probe, progress: Progress
-) -> tuple[dict[str, float], dict[str, float]]:
+def _sensitivity(pair: NetworkPair, probe: Probe) -> tuple[dict[str, float], dict[str, float]]:
     """Return the divergence while a kind of site stays analog, and while one site of the worst kinds does."""
 
     def without(what: str, names: Sequence[str], name_of: Callable[[Site], str]) -> dict[str, float]:
@@ -160,7 +153,7 @@ def _sensitivity(
 
 
 def _variants(
-    pair: NetworkPair, probe: Probe, progress: Progress
+    pair: NetworkPair, probe: Probe
 ) -> tuple[tuple[float, float], dict[str, tuple[float, float]], dict[str, str]]:
     """Calibrate again on one half of the probe, by the same recipe and by others; measure on the other half.
 

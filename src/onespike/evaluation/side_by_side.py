@@ -1,6 +1,6 @@
 """Evaluation: the original and the converted network side by side, in one pass over the data."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +62,6 @@ def evaluate(
     batches: Iterable[tuple[Any, Any]],
     metric: Metric | None = None,
     *,
-    progress: Callable[[Iterable[Any]], Iterable[Any]] = lambda batches: batches,
     processes: Processes = ALONE,
     ledger: Ledger | None = None,
 ) -> Evaluation:
@@ -96,7 +95,7 @@ def evaluate(
         seconds["snn"] += taken - (counted.seconds - before)
         return output, counted
 
-    checked = (labeled("evaluate", batch) for batch in progress(batches))
+    checked = (labeled("evaluate", batch) for batch in batches)
     for inputs, labels, (expected, (actual, counted)) in pairwise((ann, snn), checked, (original, spiking)):
         if not images and count(inputs):
             with suppress(UsageError):  # a network for which it is unknown

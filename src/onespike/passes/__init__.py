@@ -3,13 +3,13 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from onespike.passes.base import PASSES, PassContext, PassState, Progress, calibration_pass, no_progress
+from onespike.passes.base import PASSES, PassContext, PassState, calibration_pass
 from onespike.passes.chaining import chain, check_passes, check_recipe, improve, parse_passes
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "PASSES", "PassContext", "PassState", "Progress", "calibration_pass", "chain", "check_passes", "check_recipe",
-    "improve", "no_progress", "parse_passes",
+    "PASSES", "PassContext", "PassState", "calibration_pass", "chain", "check_passes", "check_recipe",
+    "improve", "parse_passes",
 ]  # fmt: skip

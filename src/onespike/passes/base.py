@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +21,6 @@ from onespike.tasks import Inferred, Meaning
 if TYPE_CHECKING:
     from onespike.passes.allocate import Curves
     from onespike.passes.statistics import Fisher, Sample
-
-Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
-"""progress(title, total) wraps the batches of a long stage."""
-
-
-def no_progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
-    return lambda batches: batches
 
 
 @dataclass
@@ -50,7 +43,6 @@ class PassContext:
     energy: str = "counts"  # its column
     seed: int = 0
     folder: Path | None = None  # for a long pass's resume data
-    progress: Progress = no_progress
     memory: Memory = field(default_factory=Memory)
     task: Meaning = field(default_factory=Inferred)  # what the output means
 

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from onespike.calibration.thresholds import Thresholds
 from onespike.errors import OnespikeWarning, UsageError, unknown
 from onespike.neurons import NEURONS
-from onespike.passes.base import PASSES, PassContext, PassState, Progress, no_progress
+from onespike.passes.base import PASSES, PassContext, PassState
 from onespike.passes.budget import Judge, check_budget, energy_of, fit, least_energy, spending, target
 from onespike.passes.statistics import fisher, samples
 from onespike.recipe import Recipe
@@ -81,7 +81,6 @@ def improve(
     recipe: Recipe,
     *,
     folder: Path | None = None,
-    progress: Progress = no_progress,
     task: Meaning | None = None,
     judge: Judge | None = None,
 ) -> Thresholds:
@@ -95,9 +94,7 @@ def improve(
         return thresholds
     # they are not through the passes yet
     state = PassState(thresholds, recipe.replace(passes=(), budget=None, max_drop=None))
-    context = PassContext(
-        model, inputs, recipe.budget, recipe.energy, folder=folder, progress=progress, task=task or Inferred()
-    )
+    context = PassContext(model, inputs, recipe.budget, recipe.energy, folder=folder, task=task or Inferred())
     facts: dict[str, Any] = {}
     with torch.inference_mode(False), in_order(model):  # passes take gradients, wherever they are called
         unjudged = recipe.budget is not None and judge is None and len(context.inputs) < 2

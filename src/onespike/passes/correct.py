@@ -14,6 +14,7 @@ from onespike.passes.base import PassContext, PassState, calibration_pass, reduc
 from onespike.passes.budget import fit, least
 from onespike.passes.statistics import FISHER_IMAGES, fisher, held_out, judged, observe, unspiked
 from onespike.runtime.batches import count, join, take_first
+from onespike.runtime.progress import progress
 from onespike.sites import Operand, Site
 
 INPUTS, ELEMENTS = 64, 64 * 3 * 224 * 224
@@ -182,7 +183,7 @@ def refit(state: PassState, context: PassContext) -> PassState:
             sums[site].add(rows, missed, weight.reshape(-1, 1).expand(rows.shape[1], 1))
         return x
 
-    observe(model, context.progress("re-fitting", len(batches))(batches), gather)
+    observe(model, progress("re-fitting", len(batches))(batches), gather)
     with torch.inference_mode():
         changes = {
             site: {"change": of_site.change(modules[site].weight)}

@@ -17,6 +17,7 @@ from onespike.passes.base import Axes, PassContext, PassState, reduced
 from onespike.runtime.batches import call, take, take_first, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of, in_turn
+from onespike.runtime.progress import progress
 from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.padding import mask_of, real, token_lengths
 
@@ -85,8 +86,10 @@ def gradients(title: str, state: PassState, context: PassContext, inputs: int, s
             if value.requires_grad:  # else no site has a way to the output
                 value.backward()
 
+    bar = progress(title, len(batches))
+
     def works() -> Iterator[Callable[[], None]]:
-        for batch in context.progress(title, len(batches))(batches):
+        for batch in bar(batches):
             drawn = context.task.drawing(count_of(batch), generator)
             for places in torch.arange(count_of(batch)).split(PART):
                 part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
@@ -267,7 +270,7 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
             group.draw(x, operand, position, padding, generator)
         return x
 
-    images = observe(unspiked(state, context), context.progress("sampling", len(batches))(batches), draw)
+    images = observe(unspiked(state, context), progress("sampling", len(batches))(batches), draw)
     joined = {s: [group.join(state.axes[s], images) for group in of_site] for s, of_site in groups.items()}
     context.memory.samples = gains, {s: of_site for s, of_site in groups.items() if all(joined[s])}
     return context.memory.samples[1]

@@ -21,6 +21,7 @@ from onespike.runtime.atomic import write_atomically
 from onespike.runtime.batches import call, join, take, to
 from onespike.runtime.batches import count as count_of
 from onespike.runtime.forward import device_of
+from onespike.runtime.progress import progress
 from onespike.runtime.validated import understood
 from onespike.sites import Operand
 from onespike.spikes import SpikeCode, fire_function, row_gain
@@ -152,7 +153,7 @@ class Training:
             self.best_loss = self._judge()
         training = self.context.model.training
         self.context.model.eval()
-        for _ in self.context.progress("tuning", STEPS)(range(self.step, STEPS)):
+        for _ in progress("tuning", STEPS)(range(self.step, STEPS)):
             gained = any(bool(value.any()) for value in self.best.values())
             if self.waited >= (PATIENCE if gained else HOPELESS) or self.seconds > SECONDS:
                 continue

@@ -21,7 +21,6 @@ from onespike.energy.columns import FOR_WHOM, PAPER, beside, meanings, of_what_s
 from onespike.reports import plots
 from onespike.reports.record import VERSION, gather
 from onespike.reports.tables import dearer, fairness, figure
-from onespike.runs import Progress, no_progress
 from onespike.runs.pair import in_memory
 from onespike.runtime.atomic import try_folder, write_atomically
 from onespike.runtime.provenance import made, versions
@@ -46,7 +45,6 @@ def report(
     folder: Path | str,
     *,
     task: Task | None = None,
-    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Measure a converted network, write `report.html` and its other files into a folder, and return its record.
 
@@ -56,11 +54,10 @@ def report(
         loader: (inputs, labels) to measure on; labels may be None.
         folder: the folder to write.
         task: the meaning of the output; classification by default.
-        progress: progress(title, total) wraps the batches of a long stage.
     """
     try_folder(Path(folder))
     pair, items = in_memory(model, snn, loader, task)
-    record = gather(None, pair, items, progress=progress)
+    record = gather(None, pair, items)
     write_report(Path(folder), [record])
     return record
 

@@ -17,7 +17,7 @@ from onespike.energy.survey import Survey
 from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Once, pairwise
 from onespike.evaluation.side_by_side import at_scale
-from onespike.runs import NetworkPair, Progress, no_progress
+from onespike.runs import NetworkPair
 from onespike.runs.recipe_text import convert_command, recipe_text, spike_call
 from onespike.runs.searching import searched
 from onespike.runtime.provenance import made, versions
@@ -31,12 +31,7 @@ EXAMPLES = 6
 
 
 def gather(
-    run: Path | None,
-    pair: NetworkPair,
-    items: Items | None,
-    *,
-    batch_size: int = 16,
-    progress: Progress = no_progress,
+    run: Path | None, pair: NetworkPair, items: Items | None, *, batch_size: int = 16
 ) -> dict[str, Any]:
     """Evaluate a run, with a survey of its sites, and describe it.
 
@@ -74,7 +69,7 @@ def gather(
     items = loaded.task.named(items)
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
     once = dataclasses.replace(pair, ann=Once(pair.ann))
-    result = runs.evaluate_pair(once, items, batch_size=batch_size, progress=progress, ledger=survey)
+    result = runs.evaluate_pair(once, items, batch_size=batch_size, ledger=survey)
     evaluation = result.to_dict()
     few = limit(items, PROBE_IMAGES)
     return record | {
@@ -86,7 +81,7 @@ def gather(
             "surveyed": len(few),
         },
         "sites": _measured(record["sites"], survey, column),
-        "front": _front(once, items, evaluation, batch_size, progress),
+        "front": _front(once, items, evaluation, batch_size),
         "examples": _examples(pair, few, batch_size),
     }
 
@@ -119,7 +114,7 @@ def _reach(bounds: Bounds | None) -> dict[str, float]:
 
 
 def _front(
-    pair: NetworkPair, items: Items, evaluation: dict[str, Any], batch_size: int, progress: Progress
+    pair: NetworkPair, items: Items, evaluation: dict[str, Any], batch_size: int
 ) -> dict[str, Any] | None:
     """Return the headline against energy: of the evaluation, and at other λ on the same images."""
     task, column, run_scale = pair.loaded.task, pair.recipe.energy, evaluation["scale"]
@@ -127,12 +122,12 @@ def _front(
     if None in (run_scale, evaluation["energy"][column], head.spiking):
         return None  # neurons without λ, or in place of ReLUs, which have no count of spikes; images without an object
     points: list[dict[str, float | None]] = []
-    options: Any = {"batch_size": batch_size, "progress": progress}
     for scale in sorted({run_scale, *DRAWN_SCALES}, reverse=True):
         swept = evaluation
         if scale != run_scale:
             with at_scale(pair.snn, scale):
-                swept = runs.evaluate_pair(pair, items, title=f"λ = {scale:g}", **options).to_dict()
+                result = runs.evaluate_pair(pair, items, batch_size=batch_size, title=f"λ = {scale:g}")
+            swept = result.to_dict()
         headline, energy = task.headline(swept), swept["energy"][column]
         reach = _reach(headline.bounds)
         points.append({"scale": scale, "value": headline.spiking, "energy": energy, **reach})

@@ -1,8 +1,6 @@
 """Runs: folders that hold a converted network, and the verbs that make, load, measure and search them."""
 
 from onespike.calibration.inputs import Inputs as Inputs
-from onespike.passes import Progress as Progress
-from onespike.passes import no_progress as no_progress
 from onespike.runs.inputs import calibration_images as calibration_images
 from onespike.runs.inputs import choose as choose
 from onespike.runs.inputs import choose_labeled as choose_labeled

@@ -23,12 +23,12 @@ from onespike.energy.ledger import or_none
 from onespike.errors import OnespikeError, UsageError, first_line, out_of_memory, unknown
 from onespike.evaluation.pairwise import pairwise
 from onespike.evaluation.side_by_side import Evaluation, scale_if_any
-from onespike.passes import Progress, no_progress
 from onespike.runs.inputs import calibration_images, choose
 from onespike.runs.pair import NetworkPair
 from onespike.runtime.batches import call, count
 from onespike.runtime.devices import state_of
 from onespike.runtime.forward import evaluating
+from onespike.runtime.progress import progress
 from onespike.runtime.provenance import versions
 from onespike.tasks import Headline, Items, Metric, limit
 
@@ -158,12 +158,7 @@ def compared(
 
 
 def compare_pair(
-    pair: NetworkPair,
-    items: Items,
-    result: Evaluation,
-    *,
-    batch_size: int = 16,
-    progress: Progress = no_progress,
+    pair: NetworkPair, items: Items, result: Evaluation, *, batch_size: int = 16
 ) -> list[dict[str, Any]]:
     """Compare a run, evaluated on these inputs, with integer networks: figures, and the ratio of each one's column.
 
@@ -212,12 +207,7 @@ def form_names() -> tuple[str, ...]:
 
 
 def benchmark_pair(
-    pair: NetworkPair,
-    items: Items,
-    *,
-    forms: Sequence[str] | None = None,
-    batch_size: int = 8,
-    progress: Progress = no_progress,
+    pair: NetworkPair, items: Items, *, forms: Sequence[str] | None = None, batch_size: int = 8
 ) -> list[Row]:
     """Measure score, time and size of every form on the same inputs; list impossible forms with the reason."""
     names, task = form_names(), pair.loaded.task

@@ -16,7 +16,7 @@ from onespike.conversion.network import Network, conversion_of
 from onespike.energy.ledger import Ledger
 from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
 from onespike.evaluation.side_by_side import Evaluation, evaluate
-from onespike.passes import Progress, check_recipe, improve, no_progress
+from onespike.passes import check_recipe, improve
 from onespike.passes.budget import by_labels, spent_by
 from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
@@ -27,6 +27,7 @@ from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.devices import place_
 from onespike.runtime.forward import check_network, device_of, estimate, evaluating, in_order
 from onespike.runtime.processes import ALONE, Processes
+from onespike.runtime.progress import progress
 from onespike.runtime.provenance import versions
 from onespike.tasks import Inferred, Items, Meaning, Metric
 from onespike.tasks.inputs import check_batch_size
@@ -41,7 +42,6 @@ def spike(
     preset: str | Recipe = DEFAULT,
     *,
     share_weights: bool = False,
-    progress: Progress = no_progress,
     task: Meaning | None = None,
     validation: Iterable[tuple[Any, Any]] | None = None,
     folder: Path | None = None,
@@ -58,7 +58,6 @@ def spike(
         batches: unlabeled inputs, as for `calibrate`; a `DataLoader` works, its labels are ignored.
         preset: a preset's name, see `onespike list presets`, or a recipe.
         share_weights: let the copy's weights use the same memory, for networks that fit only once.
-        progress: progress(title, total) wraps the batches of a long stage.
         task: the meaning of the network's output, for passes; by default inferred from its form: classes for scores of
             shape (inputs, classes), numbers with noise otherwise.
         validation: (inputs, labels) that judge `max_drop` by accuracy; without them the last calibration inputs do.
@@ -91,12 +90,8 @@ def spike(
     judge = None if validation is None else by_labels(model, validation, task or Inferred())
     bar = progress("calibrating", total)
     with in_order(model):
-        thresholds = calibrate(
-            model, stream, recipe, progress=bar, provenance=provenance, processes=processes
-        )
-    thresholds = improve(
-        model, inputs, thresholds, recipe, folder=folder, progress=progress, task=task, judge=judge
-    )
+        thresholds = calibrate(model, bar(stream), recipe, provenance=provenance, processes=processes)
+    thresholds = improve(model, inputs, thresholds, recipe, folder=folder, task=task, judge=judge)
     return convert(model, thresholds, recipe, share_weights=share_weights)
 
 
@@ -108,7 +103,6 @@ def convert_network(
     batch_size: int = 16,
     device: str = "cpu",
     device_map: str | None = None,
-    progress: Progress = no_progress,
     processes: Processes = ALONE,
     work: Path | None = None,
     validation: Items | None = None,
@@ -141,7 +135,6 @@ def convert_network(
         inputs,
         recipe,
         share_weights=True,
-        progress=progress,
         task=loaded.task,
         validation=labeled,
         folder=work if processes.is_main else None,
@@ -210,19 +203,18 @@ def evaluate_pair(
     *,
     metric: Metric | None = None,
     batch_size: int = 16,
-    progress: Progress = no_progress,
     title: str = "evaluating",
     processes: Processes = ALONE,
     ledger: Ledger | None = None,
 ) -> Evaluation:
     """Evaluate both networks over the images, in one pass."""
     items = pair.loaded.task.named(items)
+    bar = progress(title, batch_count(items, batch_size, processes))
     return evaluate(
         pair.ann,
         pair.snn,
-        pair.loaded.batches(items, batch_size, processes.part),
+        bar(pair.loaded.batches(items, batch_size, processes.part)),
         metric or pair.loaded.task.metric(items),
-        progress=progress(title, batch_count(items, batch_size, processes)),
         processes=processes,
         ledger=ledger,
     )

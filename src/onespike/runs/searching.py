@@ -23,7 +23,6 @@ from onespike.energy.metering import counted, metered
 from onespike.energy.profiles import DEFAULT, profile
 from onespike.errors import DataError, UsageError, unknown
 from onespike.evaluation.pairwise import Once, pairwise
-from onespike.passes import Progress, no_progress
 from onespike.recipe import preset
 from onespike.runs import storage
 from onespike.runs.inputs import choose, choose_labeled, digest, images_digest, overlap, without
@@ -31,6 +30,7 @@ from onespike.runs.pair import NetworkPair, in_memory, with_recipe
 from onespike.runtime.atomic import sha256, try_file, write_atomically
 from onespike.runtime.batches import call, count, to
 from onespike.runtime.forward import device_of
+from onespike.runtime.progress import progress
 from onespike.runtime.validated import read_sealed, sealed
 from onespike.scale_search import LOWEST, Hopeless, Measurement, Search, Trial
 from onespike.scale_search import search as search_scale
@@ -121,7 +121,6 @@ def search(
     budget: float | None = None,
     energy: str | None = None,
     task: Task | None = None,
-    progress: Progress = no_progress,
 ) -> Search:
     """Find the best λ of a converted network and set it there.
 
@@ -135,12 +134,11 @@ def search(
         budget: the largest energy ratio allowed.
         energy: the energy column; that of the recipe by default.
         task: the meaning of the output; classification by default.
-        progress: progress(title, total) wraps the batches of a long stage.
     """
     pair, items = in_memory(model, snn, loader, task)
     column = None if budget is None else energy or pair.recipe.energy
     aim = _aim(pair, objective or pair.loaded.task.objective(items))
-    _, run = _scales(pair, items, aim, column, len(items), progress)
+    _, run = _scales(pair, items, aim, column, len(items))
     result = run(trials=trials, sampler=sampler, budget=budget)
     set_scale_(snn, result.best.scale)
     return result
@@ -154,7 +152,7 @@ def _aim(pair: NetworkPair, name: str) -> Objective:
 
 
 def _scales(
-    pair: NetworkPair, items: Items, aim: Objective, column: str | None, batch_size: int, progress: Progress
+    pair: NetworkPair, items: Items, aim: Objective, column: str | None, batch_size: int
 ) -> tuple[ScaleObjective, Callable[..., Search]]:
     """Return what measures a λ, and the search that asks it: λ = 1 and the preset's value are always tried."""
     bar = progress("original network", batch_count(items, batch_size))
@@ -242,7 +240,6 @@ def search_run(
     limit: int | None = None,
     batch_size: int = 16,
     url: str | None = None,
-    progress: Progress = no_progress,
     **options: Any,
 ) -> tuple[Search, dict[str, Any], NetworkPair]:
     """Search λ of a run on separate images, store every trial, and keep the best λ in the run.
@@ -265,7 +262,7 @@ def search_run(
     items, available = search_images(pair, data, limit, annotations, labeled)
     column = energy or own_column if budget is not None or energy is not None else None
     objective = objective or pair.loaded.task.objective(items)
-    measure, run = _scales(pair, items, _aim(pair, objective), column, batch_size, progress)
+    measure, run = _scales(pair, items, _aim(pair, objective), column, batch_size)
     before, _ = _energy(before_search, measure.parts[0][0], own_column)
     place, identity = folder / FOLDER, sha256(folder / storage.THRESHOLDS)
     place.mkdir(exist_ok=True)

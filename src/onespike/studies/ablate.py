@@ -14,10 +14,11 @@ from onespike.errors import DataError
 from onespike.passes import PASSES, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
 from onespike.presets import FAST
-from onespike.runs import Inputs, NetworkPair, Progress, no_progress
+from onespike.runs import Inputs, NetworkPair
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
 from onespike.runtime.atomic import sha256, try_file
+from onespike.runtime.progress import progress
 from onespike.runtime.validated import parse, understood
 from onespike.studies.finished import REMEDY, Finished
 from onespike.tasks import Headline, Items
@@ -73,7 +74,6 @@ def ablate_run(
     budget: float | None = None,
     energy: str | None = None,
     batch_size: int = 16,
-    progress: Progress = no_progress,
 ) -> Iterator[Row]:
     """Calibrate a run's network again on its images, and measure each choice of passes at the same energy.
 
@@ -104,7 +104,7 @@ def ablate_run(
         inputs = Inputs(runs.calibration_images(pair.loaded, pair.data), pair.loaded)
         thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
         state = PassState(thresholds, recipe)
-        context = PassContext(pair.ann, inputs, ratio, column, progress=progress, task=pair.loaded.task)
+        context = PassContext(pair.ann, inputs, ratio, column, task=pair.loaded.task)
         return state, dataclasses.replace(context, budget=target(state, context))
 
     for what, chosen in choices(names):
@@ -114,7 +114,7 @@ def ablate_run(
             # the literal method has the energy of the others
             state = chain(state, context, chosen) if chosen else fit(state, context, target(state, context))
             spiking = dataclasses.replace(pair, snn=state.network(pair.ann))
-            result = runs.evaluate_pair(spiking, items, batch_size=batch_size, progress=progress, title=what)
+            result = runs.evaluate_pair(spiking, items, batch_size=batch_size, title=what)
             return {k: v for k, v in result.to_dict().items() if k not in ("scale", "seconds")}
 
         figures = finished.once(json.dumps({**identity, "passes": chosen}), measure)

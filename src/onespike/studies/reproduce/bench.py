@@ -22,12 +22,13 @@ from onespike.errors import DataError
 from onespike.evaluation.pairwise import Once
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.recipe import Recipe
-from onespike.runs import NetworkPair, Progress, no_progress
+from onespike.runs import NetworkPair
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.pipeline import spread
 from onespike.runs.searching import ScaleObjective, scale_within
 from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of
+from onespike.runtime.progress import progress
 from onespike.scale_search import search
 from onespike.studies.finished import Finished
 from onespike.tasks import Items, limit
@@ -51,7 +52,6 @@ class Bench:
     test: Items
     folder: Path
     batch_size: int = 50
-    progress: Progress = no_progress
     draws: Sequence[Items] = ()
 
     def __post_init__(self) -> None:
@@ -87,9 +87,9 @@ class Bench:
         """Return thresholds for a recipe; recipes that differ only after calibration share them."""
         key = json.dumps([calibrated_by(recipe), self.calibration.names])
         if key not in self.thresholds:
-            bar = self.progress("calibrating", batch_count(self.calibration, self.batch_size))
+            bar = progress("calibrating", batch_count(self.calibration, self.batch_size))
             batches = batches_of(self.calibration, self.loaded, self.batch_size)
-            self.thresholds[key] = calibrate(self.ann, batches, recipe, progress=bar)
+            self.thresholds[key] = calibrate(self.ann, bar(batches), recipe)
         return self.thresholds[key]
 
     def batch(self, items: Items, size: int) -> Any:
@@ -123,8 +123,7 @@ class Bench:
         title = f"{recipe.preset} {recipe.levels:.16} T={recipe.steps} λ={recipe.scale:.3g}"
         networks = self.original, self.converted(recipe)
         pair = NetworkPair(self.loaded, *networks, recipe, self.calibrated(recipe), {})
-        options: Any = {"batch_size": self.batch_size, "progress": self.progress, "title": title}
-        return runs.evaluate_pair(pair, self.test, **options)
+        return runs.evaluate_pair(pair, self.test, batch_size=self.batch_size, title=title)
 
     def _measure(self, recipe: Recipe) -> dict[str, Any]:
         result = self.evaluated(recipe)
@@ -152,7 +151,7 @@ class Bench:
             aim = self.loaded.task.objectives[objective]
             batches, snn = self.loaded.batches(self.held, self.batch_size), self.converted(recipe)
             measured = ScaleObjective(self.ann, snn, batches, aim, self.held)
-            bar = iter(self.progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
+            bar = iter(progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
             options: Any = {"maximize": aim.maximize, "fixed": (1.0, 0.25)}
             result = search(measured, trials=trials, report=lambda *_: next(bar, None), **options)
             deque(bar, maxlen=0)  # closes the bar
