@@ -4,12 +4,11 @@ It knows numbers, not networks. Several processes may share a study through optu
 stored trial is sealed.
 """
 
-import json
 import math
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +95,7 @@ def search(
     budget: float | None = None,
     storage: str | None = None,
     name: str = "scale",
-    identity: Mapping[str, Any] | None = None,
+    identity: str = "",
     resume: bool = False,
     fresh: bool = False,
     report: Callable[[Trial, int, int], None] = lambda trial, done, total: None,
@@ -105,8 +104,8 @@ def search(
 
     With a `budget`, the best is chosen among trials with at most this energy. `storage` is an optuna URL that several
     processes may share, `name` the study's name there; None keeps the trials in memory. A study that exists is continued
-    with `resume`, deleted with `fresh`, and refused if its `identity` is another. After each trial `report` gets it, the
-    number finished and the total.
+    with `resume`, deleted with `fresh`, and refused if its `identity`, that of its inputs, is another. After each trial
+    `report` gets it, the number finished and the total.
     """
     optuna = require("optuna", "search", "search")
     if trials < 1:
@@ -117,16 +116,12 @@ def search(
         )
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
-
-    def reported(study: Any, frozen: Any) -> None:
-        report(read_trial(frozen), len(finished(study)), trials)
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that fails ends in an error here
     wanted = tuple(dict.fromkeys(grid(trials) if sampler == "grid" else fixed))[:trials]
     experimental = optuna.exceptions.ExperimentalWarning
     with warnings.catch_warnings(action="ignore", category=experimental), connected(storage) as backend:
         with understood(f"search: the study {name}", DAMAGED):
-            study = open_study(backend, name, identity or {}, resume, fresh, maximize)
+            study = open_study(backend, name, identity, resume, fresh, maximize)
             finished(study)
         plan(study, wanted)
         study.sampler = sampler_of(sampler, len(study.trials))  # resumed, it draws other numbers
@@ -138,6 +133,9 @@ def search(
                 study.sampler = sampler_of(sampler, trial.number)
             expected = max(expected, trial.number + 1)
             return _measure(study, trial, objective, budget)
+
+        def reported(study: Any, frozen: Any) -> None:
+            report(read_trial(frozen), len(finished(study)), trials)
 
         while (missing := trials - len(finished(study))) > 0:  # processes that share a study may add one each
             if missing > len(trials_in(study, "RUNNING")):
@@ -248,9 +246,7 @@ def connected(url: str | None) -> Iterator[Any]:
             backend.engine.dispose()
 
 
-def open_study(
-    backend: Any, name: str, identity: Mapping[str, Any], resume: bool, fresh: bool, maximize: bool
-) -> Any:
+def open_study(backend: Any, name: str, identity: str, resume: bool, fresh: bool, maximize: bool) -> Any:
     import optuna
 
     if fresh and name in optuna.get_all_study_names(backend):
@@ -273,15 +269,12 @@ def open_study(
         raise UsageError(
             f"search: the study {name!r} has trials already. Continue it with resume=True, or start over with fresh=True."
         ) from error
-    text = json.dumps(dict(identity), sort_keys=True)
     stored = study.user_attrs.get("identity")
     if stored is None:
-        study.set_user_attr("identity", text)
-    elif stored != text:
-        differing = [k for k, v in json.loads(stored).items() if identity.get(k) != v]
+        study.set_user_attr("identity", identity)
+    elif stored != identity:
         raise UsageError(
-            f"search: this study belongs to another search (it differs in {', '.join(differing)}). "
-            "Give the same run and options again, or start over with fresh=True."
+            f"search: the study {name!r} is of other inputs. Give the same ones again, or start over with fresh=True."
         )
     return study
 

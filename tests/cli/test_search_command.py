@@ -27,7 +27,7 @@ def test_a_search_keeps_its_best_scale_in_the_run(cli, figures, run):
     assert "has trials already. Continue it with --resume, or start over with --fresh." in again.message()
     cli(*words, "--trials", 3, "--resume").good()
     message = cli(*words[:-1], 5, "--trials", 3, "--resume").message()
-    assert "belongs to another search (it differs in images)" in message and message.endswith("with --fresh.")
+    assert "is of other inputs. Give the same ones" in message and message.endswith("with --fresh.")
     cli(*words[:-1], 5, "--trials", 3, "--fresh").good()
     assert len(stored(run / "search" / "search.json")["names"]) == 5
     evaluated = cli("evaluate", run, "--data", TEST, "--limit", 5)

@@ -124,16 +124,9 @@ def search(
 ) -> Search:
     """Find the best λ of a converted network and set it there.
 
-    Args:
-        model: the original network.
-        snn: its converted copy.
-        loader: (inputs, labels) that neither calibration nor a later evaluation sees; labels may be None.
-        objective: `kl`, which needs no labels, or another of the task; by default its accuracy where there are labels.
-        trials: how many λ are tried.
-        sampler: `gp`, `tpe` or `grid`.
-        budget: the largest energy ratio allowed.
-        energy: the energy column; that of the recipe by default.
-        task: the meaning of the output; classification by default.
+    The loader gives (inputs, labels) that neither calibration nor a later evaluation sees; labels may be None. The
+    objective is `kl`, which needs no labels, or another of the task; by default its accuracy where there are labels.
+    The sampler is `gp`, `tpe` or `grid`; the budget is a ratio in the energy column, that of the recipe by default.
     """
     pair, items = in_memory(model, snn, loader, task)
     column = None if budget is None else energy or pair.recipe.energy
@@ -263,29 +256,22 @@ def search_run(
     column = energy or own_column if budget is not None or energy is not None else None
     objective = objective or pair.loaded.task.objective(items)
     measure, run = _scales(pair, items, _aim(pair, objective), column, batch_size)
-    before, _ = _energy(before_search, measure.parts[0][0], own_column)
-    place, identity = folder / FOLDER, sha256(folder / storage.THRESHOLDS)
-    place.mkdir(exist_ok=True)
-    # each request is a separate study, so that one run may be searched in several ways
+    before = counted(before_search, measure.parts[0][0])
+    (folder / FOLDER).mkdir(exist_ok=True)
+    # Each request is a separate study, so that one run may be searched in several ways. The thresholds stand for the
+    # network and its calibration.
     prices = None if profile().name == DEFAULT else profile().name
-    parts = (objective, sampler, budget and f"{budget:g}", column, prices)
+    parts = (sha256(folder / storage.THRESHOLDS)[:16], objective, sampler, budget, column, prices)
     result = run(
         sampler=sampler,
         budget=budget,
-        storage=url or f"sqlite:///{place / STUDY}",
-        name="-".join(["onespike", identity[:16], *(str(part) for part in parts if part is not None)]),
-        identity={
-            "run": identity,  # the thresholds, and through them the network and its calibration
-            "objective": objective,
-            "images": images_digest(items),
-            "sampler": sampler,
-            "budget": budget,
-            "energy": column,
-        },
+        storage=url or f"sqlite:///{folder / FOLDER / STUDY}",
+        name="-".join(["onespike", *(str(part) for part in parts if part is not None)]),
+        identity=images_digest(items),
         **options,
     )
     pair = with_recipe(pair, pair.recipe.replace(scale=result.best.scale))
-    after, analog = _energy(pair.snn, measure.parts[0][0], own_column)
+    after = counted(pair.snn, measure.parts[0][0])
     record = {
         **dataclasses.asdict(result),
         "seconds": time.perf_counter() - started,
@@ -297,19 +283,13 @@ def search_run(
         "front": [dataclasses.asdict(trial) for trial in result.front()],
         "spent": {
             "column": own_column,
-            "before": before,
-            "after": after,
+            "before": or_none(before.ratio(own_column)),  # None for neurons whose spikes have no count
+            "after": or_none(after.ratio(own_column)),
             "budget": pair.recipe.budget,
-            "analog_share": analog,
+            "analog_share": after.analog_share,
         },
     }
     images = {"source": items.source, "names": list(items.names), "used": [digest(item) for item in items]}
     write_atomically(folder / FOLDER / RECORD, sealed({**record, **images}))
     storage.replace_recipe(folder, pair.recipe)
     return result, record, pair
-
-
-def _energy(snn: nn.Module, inputs: Any, column: str) -> tuple[float | None, float]:
-    """Return the ratio of a network, None for neurons whose spikes have no count, and the share that stays analog."""
-    ledger = counted(snn, inputs)
-    return or_none(ledger.ratio(column)), ledger.analog_share
