@@ -32,8 +32,7 @@ CONVOLUTIONS = [
 def test_convolution(operation, settings, shape, kernel):
     y = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(0)).double()
     weight, transposed = torch.randn(kernel).double(), operation is F.conv_transpose2d
-    count = synapses.transposed_convolution if transposed else synapses.convolution
-    found = count(y, weight, None, **settings)
+    found = synapses.convolution(operation, y, weight, transposed, **settings)
     expected = operation(y, torch.ones_like(weight), None, **settings)
     assert float((y * found.fan_out).sum()) == float(expected.sum())
     with FlopCounterMode(display=False) as counter:

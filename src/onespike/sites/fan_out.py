@@ -1,12 +1,12 @@
 """How often a product uses each element of an operand: the cost of one spike at that operand."""
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 class Synapses(NamedTuple):
@@ -25,12 +25,6 @@ class Synapses(NamedTuple):
         """Return the mean number of synapses behind one element."""
         fan = self.fan_out
         return float(fan.double().mean() if isinstance(fan, Tensor) else fan)
-
-
-def linear(x: Tensor, weight: Tensor) -> Synapses:
-    """x·Wᵀ: every element meets each output."""
-    rows = x.numel() // max(x.shape[-1], 1)
-    return Synapses(x.numel() * weight.shape[0], weight.shape[0], rows * weight.shape[0])
 
 
 def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
@@ -98,70 +92,31 @@ def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synaps
     return Synapses(volume * (len(operands) - 1), volume // max(operand.numel(), 1), outputs)
 
 
-def _tuple(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    return (value,) * dims if isinstance(value, int) else tuple(value) * (dims if len(value) == 1 else 1)
-
-
-def _spread(x: Tensor, axes: list[tuple[int, Tensor]], reached: int, channels: int) -> tuple[Tensor, int]:
-    """Return fan-out and outputs by what elements meet along each axis, and the output channels that a spike reaches."""
-    fan, outputs = torch.tensor(reached), channels * (x.shape[0] if x.dim() == len(axes) + 2 else 1)
-    for size, met in axes:
-        fan, outputs = fan[..., None] * met, outputs * size
-    return fan.to(x.device), outputs
-
-
-@lru_cache(maxsize=1024)
-def _met(size: int, outputs: int, kernel: int, step: int, pad: int, gap: int) -> Tensor:
-    """Return how many kernel positions each element along one dimension of a convolution meets."""
-    with torch.inference_mode(False):  # cached, and then used in any mode
-        used = (torch.arange(outputs)[:, None] * step + torch.arange(kernel) * gap - pad).flatten()
-        return torch.bincount(used[(used >= 0) & (used < size)], minlength=size)
-
-
 def convolution(
+    function: Callable[..., Tensor],
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    transposed: bool,
     groups: int = 1,
+    **settings: Any,
 ) -> Synapses:
-    """A convolution; near a border, and between strides, an element meets fewer kernel positions.
+    """A convolution of torch; near a border, and between strides, an element meets fewer kernel positions.
 
-    >>> convolution(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), padding=1).fan_out
+    >>> convolution(torch.conv1d, torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), False, padding=1).fan_out
     tensor([2, 3, 2])
     """
     dims = weight.dim() - 2
-    strides, dilations = _tuple(stride, dims), _tuple(dilation, dims)
-    if padding == "same":
-        pads = tuple(d * (k - 1) // 2 for d, k in zip(dilations, weight.shape[2:], strict=True))
-    else:
-        pads = (0,) * dims if isinstance(padding, str) else _tuple(padding, dims)
-    settings, axes = (strides, pads, dilations), []
-    for size, kernel, step, pad, gap in zip(x.shape[-dims:], weight.shape[2:], *settings, strict=True):
-        places = size if padding == "same" else (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
-        axes.append((places, _met(size, places, kernel, step, pad, gap)))
-    fan, outputs = _spread(x, axes, weight.shape[0] // groups, weight.shape[0])
-    return Synapses(outputs * weight[0].numel(), fan, outputs)
-
-
-def transposed_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    output_padding: int | Sequence[int] = 0,
-    groups: int = 1,
-    dilation: int | Sequence[int] = 1,
-) -> Synapses:
-    """A transposed convolution; an element near a border reaches fewer outputs."""
-    dims = weight.dim() - 2
-    settings, axes = (_tuple(v, dims) for v in (stride, padding, output_padding, dilation)), []
-    for size, kernel, step, pad, extra, gap in zip(x.shape[-dims:], weight.shape[2:], *settings, strict=True):
-        places = (size - 1) * step - 2 * pad + gap * (kernel - 1) + 1 + extra
-        used = torch.arange(size)[:, None] * step + torch.arange(kernel) * gap - pad
-        axes.append((places, ((used >= 0) & (used < places)).sum(1)))
-    fan, outputs = _spread(x, axes, weight.shape[1], weight.shape[1] * groups)
-    return Synapses(x.numel() * weight[0].numel(), fan, outputs)
+    batch, channels = x.shape[: -dims - 1].numel(), x.shape[-dims - 1]
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        image = torch.ones(1, 1, *x.shape[-dims:], requires_grad=True)
+        result = function(image, torch.ones(1, 1, *weight.shape[2:]), None, **settings)
+        met = torch.autograd.grad(result.sum(), image)[0][0, 0].long()
+    reached = weight.shape[0] * weight.shape[1] // channels  # outputs of one place and kernel position
+    places = batch * (image if transposed else result).numel()
+    fan_out = (met * reached).to(x.device)
+    return Synapses(places * weight.numel(), fan_out, batch * result.numel() * reached * groups)

@@ -67,22 +67,17 @@ def _weight(visit: Sites, product: Product) -> Tensor:
 
 @synaptic(F.linear)
 def _linear(visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    def synapses(role: str) -> Synapses:
-        if role == "input":
-            return fan_out.linear(input, weight)
-        return fan_out.einsum(indices, (input, weight), weight)
+    operands, indices = {"input": input, "weight": weight}, "...k,jk"
 
-    indices = "...k,jk"
-    product = Product("linear", {"input": input, "weight": weight}, synapses, F.linear, indices=indices)
+    def synapses(role: str) -> Synapses:
+        return fan_out.einsum(indices, (input, weight), operands[role])
+
+    product = Product("linear", operands, synapses, F.linear, indices=indices)
     whole = visit.multiply(product, bias)
     return F.linear(visit(product, "input"), _weight(visit, product), bias) if whole is None else whole
 
 
-GROUPS = 3
-"""Position of a convolution's groups among its arguments after the bias."""
-
-
-def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]) -> None:
+def _convolution(function: Callable[..., Tensor], names: tuple[str, ...], transposed: bool = False) -> None:
     @synaptic(function)
     def rule(
         visit: Sites, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
@@ -91,15 +86,13 @@ def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]
         batch = input.unsqueeze(0) if single else input
 
         def synapses(role: str) -> Synapses:
-            of_input = count(batch, weight, None, *args, **kwargs)
+            of_input = fan_out.convolution(function, batch, weight, transposed, **settings)
             # a computed weight may spike: each meets every output position, padding included
             return of_input if role == "input" else of_input._replace(fan_out=of_input.macs // weight.numel())
 
-        groups = args[GROUPS] if len(args) > GROUPS else kwargs.get("groups", 1)
-        product = Product(
-            "conv", {"input": batch, "weight": weight}, synapses,
-            lambda x, w: function(x, w, None, *args, **kwargs), groups,
-        )  # fmt: skip
+        settings = {**dict(zip(names, args, strict=False)), **kwargs}
+        multiply, groups = partial(function, bias=None, **settings), settings.get("groups", 1)
+        product = Product("conv", {"input": batch, "weight": weight}, synapses, multiply, groups)
         whole = visit.multiply(product, bias)
         if whole is not None:
             return whole.squeeze(0) if single else whole
@@ -110,9 +103,9 @@ def _convolution(function: Callable[..., Tensor], count: Callable[..., Synapses]
 
 
 for _function in (F.conv1d, F.conv2d, F.conv3d):
-    _convolution(_function, fan_out.convolution)
+    _convolution(_function, ("stride", "padding", "dilation", "groups"))
 for _transposed in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
-    _convolution(_transposed, fan_out.transposed_convolution)
+    _convolution(_transposed, ("stride", "padding", "output_padding", "groups", "dilation"), transposed=True)
 
 
 def matrix_product(
