@@ -198,11 +198,7 @@ def load_network(model: str, weights: str | None, length: int | None = None, **m
 
 
 def words(**values: object) -> tuple[str, ...]:
-    """Return options as the words of a command; None means that it is left out.
-
-    >>> words(data="photos", limit=None, batch_size=2)
-    ('--data', 'photos', '--batch-size', '2')
-    """
+    """Return options as the words of a command; None means that it is left out."""
     named = {f"--{name.replace('_', '-')}": value for name, value in values.items() if value is not None}
     return tuple(str(word) for pair in named.items() for word in pair)
 

@@ -25,15 +25,11 @@ def push_to_hub(
     private: bool = True,
     api: Any = None,
 ) -> str:
-    """Write the model card into a run folder and upload the folder; return the repository's address.
+    """Write the model card into a run folder and upload it to the repository `OWNER/NAME`; return its address.
 
-    Args:
-        folder: the run.
-        repository: `OWNER/NAME`.
-        license: the license of the original network, as the Hub spells it (`apache-2.0`, `mit`, …): converted weights keep it.
-        evaluation: the output of `onespike evaluate --json`, for the figures of the card.
-        private: whether only the owner can see a new repository.
-        api: your `huggingface_hub.HfApi`; a new one by default.
+    The license is that of the original network, as the Hub spells it (`apache-2.0`, `mit`, …): converted weights keep it.
+    The evaluation, the output of `onespike evaluate --json`, gives the figures of the card. `api` may be your own
+    `huggingface_hub.HfApi`.
     """
     write_card(Path(folder), license=license, evaluation=evaluation, repository=repository)
     if api is None:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
+from threading import Lock, Semaphore
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -41,8 +41,8 @@ SAMPLES = 6
 SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 LARGEST = 64 * 2**20
 """The largest size of an input in bytes."""
-IN_FLIGHT = 2 * LARGEST
-"""The largest size of all inputs together that are being sent or answered, in bytes."""
+AT_ONCE = 4
+"""How many inputs may be on their way or answered at the same time."""
 HERE = ("127.0.0.1", "localhost", "::1")
 
 
@@ -58,12 +58,7 @@ class Watched(Ledger):
 
 
 def picture(fired: Tensor, side: int = SIDE) -> Tensor:
-    """Return mean spike sizes over the last two axes, at most `side` wide and high, from 0 to 255.
-
-    >>> picture(torch.tensor([[0, 4], [1, 0]]))
-    tensor([[  0, 255],
-            [128,   0]], dtype=torch.uint8)
-    """
+    """Return mean spike sizes over the last two axes, at most `side` wide and high, from 0 to 255."""
     sizes = torch.atleast_2d(fired.abs().float())
     sizes = sizes.reshape(-1, *sizes.shape[-2:]).mean(0)
     small = adaptive_avg_pool2d(sizes[None], (min(side, sizes.shape[0]), min(side, sizes.shape[1])))[0]
@@ -161,8 +156,7 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.sizes: list[int] = []  # of the inputs that are being sent or answered
-        self.lock, self.most = Lock(), IN_FLIGHT
+        self.room = Semaphore(AT_ONCE)
         try:
             super().__init__((host, port), Handler)
         except OSError as error:
@@ -174,21 +168,18 @@ class LiveServer(ThreadingHTTPServer):
         self.page = live(session, 0 if self.samples is None else len(self.samples)).encode()
 
     @contextmanager
-    def room(self, size: int) -> Iterator[None]:
-        """Hold room for an input: other requests are refused before their bytes are read."""
-        with self.lock:
-            if sum(self.sizes) + size > self.most:
-                raise BusyError(f"inputs of over {IN_FLIGHT // 2**20} MB are on their way. Try again later.")
-            self.sizes.append(size)
+    def admitted(self) -> Iterator[None]:
+        """Hold room for an input: requests beyond are refused before their bytes are read."""
+        room = self.room
+        if not room.acquire(blocking=False):
+            raise BusyError(f"{AT_ONCE} inputs are on their way. Try again later.")
         try:
             yield
         finally:
-            with self.lock:
-                self.sizes.remove(size)
+            room.release()
 
     def server_close(self) -> None:
-        with self.lock:
-            self.most = -1  # connections that are still open get no further answer
+        self.room = Semaphore(0)  # connections that are still open get no further answer
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -239,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         if asked.path != "/answer" or not 0 <= length <= LARGEST:
             raise UsageError(f"an input has at most {LARGEST // 2**20} MB.")
-        with self.server.room(length):
+        with self.server.admitted():
             contents = self.rfile.read(length)
             self.close_connection = len(contents) < length
             scale = float(options["scale"]) if "scale" in options else None

@@ -48,12 +48,7 @@ def report(
 ) -> dict[str, Any]:
     """Measure a converted network, write `report.html` and its other files into a folder, and return its record.
 
-    Args:
-        model: the original network.
-        snn: its converted copy.
-        loader: (inputs, labels) to measure on; labels may be None.
-        folder: the folder to write.
-        task: the meaning of the output; classification by default.
+    The loader gives (inputs, labels); labels may be None. The task is the meaning of the output.
     """
     try_folder(Path(folder))
     pair, items = in_memory(model, snn, loader, task)

@@ -155,11 +155,7 @@ def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
 
 
 def block_of(site: str) -> str:
-    """Return the part of a site's owner up to its first number, which a picture draws as one row.
-
-    >>> block_of("blocks.3.attn.qkv:linear0_input"), block_of("head:linear0_input")
-    ('blocks.3', 'head')
-    """
+    """Return the part of a site's owner up to its first number, as blocks.3, which a picture draws as one row."""
     parts = site.rpartition(":")[0].split(".")
     number = next((i for i, part in enumerate(parts) if part.isdecimal()), 0)
     return ".".join(parts[: number + 1]) or "network"

@@ -40,11 +40,7 @@ def fairness(evaluation: Mapping[str, Any]) -> str:
 
 
 def dearer(evaluation: Mapping[str, Any]) -> str:
-    """Return a warning if the spiking network spends more than the original in some column.
-
-    >>> dearer({"energy": dict(counts=1.24, binary=0.2, nonzero=None)})
-    'in the column counts (1.240) this network spends more than the original'
-    """
+    """Return a warning if the spiking network spends more than the original in some column."""
     above = [f"{name} ({ratio:.3f})" for name, ratio in evaluation["energy"].items() if ratio and ratio > 1]
     if not above:
         return ""

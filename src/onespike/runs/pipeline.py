@@ -65,12 +65,6 @@ def spike(
         processes: the processes that share the calibration.
         provenance: facts about the inputs, to be kept with the thresholds.
         **changes: fields of the recipe that differ from the preset's.
-
-    >>> import torch
-    >>> from torch import nn
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
-    >>> type(spike(model, torch.randn(64, 2).split(16), "sformer", scale=0.2))
-    <class 'torch.nn.modules.container.Sequential'>
     """
     recipe = preset_recipe(preset, **changes) if isinstance(preset, str) else preset.replace(**changes)
     if validation is not None and recipe.max_drop is None:
@@ -221,10 +215,6 @@ def evaluate_pair(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean of a figure over calibrations, its standard deviation, and the least and the largest.
-
-    >>> spread([1.0, 2.0, 3.0])
-    {'mean': 2.0, 'sd': 1.0, 'lowest': 1.0, 'highest': 3.0}
-    """
+    """Return the mean of a figure over calibrations, its standard deviation, and the least and the largest."""
     deviation = stdev(values) if len(values) > 1 else 0.0
     return {"mean": fmean(values), "sd": deviation, "lowest": min(values), "highest": max(values)}

@@ -16,25 +16,14 @@ REMEDY = "Write it as `onespike inspect RUN --recipe` does."
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
-    """Return the contents of a recipe file: the preset, and the fields that differ from it.
-
-    >>> recipe_record(Recipe(scale=0.5))
-    {'version': 1, 'preset': 'sformer', 'scale': 0.5}
-    """
+    """Return the contents of a recipe file: the preset, and the fields that differ from it."""
     record = {"version": VERSION, "preset": recipe.preset, **recipe.changes()}
     plain: dict[str, Any] = json.loads(json.dumps(record))
     return plain
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Return a recipe file in YAML, one field per line.
-
-    >>> print(recipe_text(Recipe(scale=0.3, exclude=("head:*",))), end="")
-    version: 1
-    preset: sformer
-    scale: 0.3
-    exclude: ['head:*']
-    """
+    """Return a recipe file in YAML, one field per line."""
     lines = []
     for name, value in recipe_record(recipe).items():
         dumped = _yaml().safe_dump(value, allow_unicode=True, default_flow_style=True, width=math.inf)
@@ -80,11 +69,7 @@ def _yaml() -> Any:
 
 
 def recipe_options(recipe: Recipe) -> list[str]:
-    """Return the options of `onespike convert` that lead from the preset to this recipe.
-
-    >>> recipe_options(Recipe(scale=0.3, exclude=("*fc1:*",)))
-    ['--preset', 'sformer', '--scale', '0.3', '--set', 'exclude=*fc1:*']
-    """
+    """Return the options of `onespike convert` that lead from the preset to this recipe."""
     words = [] if recipe.preset == DEFAULT else ["--preset", recipe.preset]
     return words + words_of(recipe.changes())
 
