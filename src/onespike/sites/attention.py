@@ -45,24 +45,21 @@ def _attention(
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if not dropout_p:
-        mask = _causal(query, key.transpose(-2, -1)) if is_causal else attn_mask
-        whole = visit.attend(query, key.transpose(-2, -1), value, mask)
-        if whole is not None:
-            return whole
-    visible = _visible(query, key.transpose(-2, -1), attn_mask, is_causal)
-    query, key = visited(visit, query, key.transpose(-2, -1), visible)
+    query, key = query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-1], dtype=torch.bool, device=query.device).tril()
+    if not dropout_p and (whole := visit.attend(query, key, value, attn_mask)) is not None:
+        return whole
+    visible = _visible(query, key, attn_mask)
+    query, key = visited(visit, query, key, visible)
     blocks = list(_blocks(visit, query, key, value))
     if len(blocks) < 2:
-        weights = _probabilities(torch.matmul(query, key), attn_mask, is_causal)
-        return torch.matmul(*visited(visit, F.dropout(weights, dropout_p), value, visible, weighted=True))
+        weights = F.dropout(_probabilities(torch.matmul(query, key), attn_mask), dropout_p)
+        return torch.matmul(*visited(visit, weights, value, visible, weighted=True))
     result = query.new_empty(0)
     for rows in blocks:
-        mask = None if attn_mask is None else rows.cut(attn_mask)
-        weights = _probabilities(torch.matmul(rows.cut(query), key), mask, is_causal, rows.start)
-        weights = F.dropout(weights, dropout_p)
-        seen = None if visible is None else rows.cut(visible)
+        masked, seen = (None if x is None else rows.cut(x) for x in (attn_mask, visible))
+        weights = F.dropout(_probabilities(torch.matmul(rows.cut(query), key), masked), dropout_p)
         lhs = visit(matrix_product(weights, value, seen, weighted=True), "lhs", rows)
         if rows.is_first:
             # the probabilities do not exist as a whole, so a shape stands for them
@@ -76,26 +73,16 @@ def _attention(
     return result
 
 
-def _visible(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
+def _visible(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
     """Return which keys each query sees; None for all. Products that a mask hides are neither made nor counted."""
-    if is_causal:
-        return _causal(query, key)
     if mask is None:
         return None
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     return seen.expand(*seen.shape[:-2], query.shape[-2], key.shape[-1])
 
 
-def _causal(rows: Tensor, keys: Tensor, start: int = 0) -> Tensor:
-    """Return the causal mask of rows that begin at row `start` of the whole: row i sees the keys up to itself."""
-    shape = rows.shape[-2], keys.shape[-1]
-    return torch.ones(shape, dtype=torch.bool, device=rows.device).tril(start)
-
-
-def _probabilities(scores: Tensor, mask: Tensor | None, is_causal: bool, start: int = 0) -> Tensor:
-    """Return the softmax of masked scores whose first row is row `start` of the whole."""
-    if is_causal:
-        mask = _causal(scores, scores, start)
+def _probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the softmax of masked scores."""
     if mask is None:
         return torch.softmax(scores, -1)
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
