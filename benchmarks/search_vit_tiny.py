@@ -24,6 +24,7 @@ from onespike.adapters import load_model
 from onespike.energy.ledger import Ledger
 from onespike.runs.searching import search_run
 from onespike.runtime.atomic import write_atomically
+from onespike.runtime.progress import reporting
 from onespike.tasks import Accuracy, batches
 
 SEARCHES = {"top1": 50, "kl": 12}
@@ -61,11 +62,11 @@ def search(assets: Path, out: Path, objective: str, images: int) -> dict:
     if not run.exists():
         shutil.copytree(out / "run", run)
     before = time.process_time()
-    _, record, _ = search_run(
-        run, runs.load(run), str(assets / "imagenet" / "calibration"), objective=objective, trials=SEARCHES[objective],
-        limit=images, batch_size=BATCH, compiled=True, resume=True,
-        report=lambda trial, done, total: print(objective, done, trial, flush=True),
-    )  # fmt: skip
+    with reporting(lambda title, total: iter, print):
+        _, record, _ = search_run(
+            run, runs.load(run), str(assets / "imagenet" / "calibration"), objective=objective, trials=SEARCHES[objective],
+            limit=images, batch_size=BATCH, resume=True,
+        )  # fmt: skip
     return {**record, "processor_seconds": time.process_time() - before}
 
 

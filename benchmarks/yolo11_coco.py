@@ -44,6 +44,7 @@ from onespike.passes import parse_passes
 from onespike.runs.searching import scale_within
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.forward import evaluating
+from onespike.runtime.progress import reporting
 from onespike.scale_search import Measurement, search
 from onespike.tasks import (
     AveragePrecision,
@@ -202,10 +203,8 @@ def search_scale(
         values = [figures_of(evaluated(coco, found, kind, ids))[0]["AP"] for kind in ("bbox", "segm")]
         return Measurement(sum(v or 0.0 for v in values) / 2)
 
-    def report(trial: Any, done: int, total: int) -> None:
-        print(f"trial {done}/{total}: λ = {trial.scale:.4f}, AP {trial.value:.2f}", flush=True)
-
-    return search(measure, trials=trials, fixed=(0.25, 0.1), report=report)
+    with reporting(lambda title, total: iter, print):
+        return search(measure, trials=trials, fixed=(0.25, 0.1))
 
 
 def paired(metric: AveragePrecision, kind: str, draws: int) -> dict[str, float]:

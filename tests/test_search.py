@@ -17,6 +17,7 @@ from optuna.trial import TrialState
 
 from onespike import scale_search
 from onespike.errors import LoadError, UsageError
+from onespike.runtime.progress import reporting
 from onespike.runtime.validated import checksum
 from onespike.scale_search import LOWEST, Measurement, grid, search
 
@@ -114,10 +115,11 @@ def test_resume_continues_and_repeats_nothing(url, interrupted):
     message = r"has trials already\. Continue it with resume=True, or start over with fresh=True\.$"
     with pytest.raises(UsageError, match=message):
         search(objective, **several)
-    result = search(objective, **several, resume=True, report=lambda trial, *count: reported.append(count))
+    with reporting(lambda title, total: iter, reported.append):
+        result = search(objective, **several, resume=True)
     assert [t.scale for t in result.trials[: len(done)]] == done and len(result.trials) == 6
     assert {t.scale for t in result.trials} >= {1.0, 0.25} and not set(measured[interrupted:]) & set(done)
-    assert reported == [(number, 6) for number in range(interrupted, 7)]
+    assert [words.split(":")[0] for words in reported] == [f"trial {n}/6" for n in range(interrupted, 7)]
 
 
 def test_a_fresh_search_forgets_and_starts_over(url):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onespike.errors import LoadError, UsageError, first_line, require, unknown
+from onespike.runtime.progress import note
 from onespike.runtime.validated import checksum, understood
 
 SAMPLERS = ("gp", "tpe", "grid")
@@ -32,6 +33,11 @@ class Trial:
     value: float | None
     energy: float | None
     seconds: float = 0.0
+
+    def __str__(self) -> str:
+        value = "given up early" if self.value is None else f"{self.value:.4g}"
+        cost = "" if self.energy is None else f", energy {self.energy:.3f}"
+        return f"λ = {self.scale:.4f}, {value}{cost} ({self.seconds:.1f} s)"
 
 
 @dataclass(frozen=True)
@@ -98,14 +104,12 @@ def search(
     identity: str = "",
     resume: bool = False,
     fresh: bool = False,
-    report: Callable[[Trial, int, int], None] = lambda trial, done, total: None,
 ) -> Search:
     """Find the best λ in (0, 1] in so many trials, including the `fixed` ones, tried first, and those of an earlier search.
 
     With a `budget`, the best is chosen among trials with at most this energy. `storage` is an optuna URL that several
     processes may share, `name` the study's name there; None keeps the trials in memory. A study that exists is continued
-    with `resume`, deleted with `fresh`, and refused if its `identity`, that of its inputs, is another. After each trial
-    `report` gets it, the number finished and the total.
+    with `resume`, deleted with `fresh`, and refused if its `identity`, that of its inputs, is another.
     """
     optuna = require("optuna", "search", "search")
     if trials < 1:
@@ -135,7 +139,7 @@ def search(
             return _measure(study, trial, objective, budget)
 
         def reported(study: Any, frozen: Any) -> None:
-            report(read_trial(frozen), len(finished(study)), trials)
+            note(f"trial {len(finished(study))}/{trials}: {read_trial(frozen)}")
 
         while (missing := trials - len(finished(study))) > 0:  # processes that share a study may add one each
             if missing > len(trials_in(study, "RUNNING")):

@@ -92,7 +92,7 @@ def test_networks_in_blocks_give_the_same_run_and_figures(
     words = f"convert transformers:{llama_folder} --weights pretrained --preset sformer --calibrate {story}"
     words += f" --length 16 --batch-size 4 --out {tmp_path / 'run'} --device-map"
     assert cli(f"{words} blocks:1KB").message().startswith("blocks: ")
-    assert "blocks         weights" in cli(f"{words} blocks:1MB").good().out
+    assert "blocks         weights" in cli(f"{words} blocks:1MB").good().err
     one, two = ((run / "thresholds.safetensors").read_bytes() for run in (text_run, tmp_path / "run"))
     assert one == two
     records = [

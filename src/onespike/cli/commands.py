@@ -241,7 +241,7 @@ def command(
             code = model is not None and model.startswith("python:")
             output.PRINTED.clear()
             with ExitStack() as stack:
-                stack.enter_context(reporting(output.progress))
+                stack.enter_context(reporting(output.progress, output.note))
                 if (profile := values.get("profile")) is not None:  # every ratio then has its prices
                     from onespike.energy.profiles import priced
 

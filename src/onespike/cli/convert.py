@@ -101,9 +101,7 @@ def convert_and_show(
 
     processes = processes_of()
     work = out.with_name(f".{out.name}.passes")  # an interrupted tuning resumes there
-    options |= {"processes": processes, "work": work}
-    options |= {"told": lambda estimate: output.line(f"blocks         {estimate}")}
-    pair = runs.convert_network(loaded, items, recipe, **options)
+    pair = runs.convert_network(loaded, items, recipe, processes=processes, work=work, **options)
     if processes.is_main:
         runs.save(out, pair)
         shutil.rmtree(work, ignore_errors=True)

@@ -16,7 +16,6 @@ from onespike.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
-    from onespike.scale_search import Trial
 
 PARTICIPATION = 8
 """How many inputs show whether every neuron takes part."""
@@ -83,8 +82,7 @@ def evaluate(
     for purpose, used in uses(run, pair).items():
         if seen := runs.overlap(used, items):
             output.line(f"note: {len(seen)} of these {task.unit} were used for {purpose}, first {seen[0]}")
-    if (cost := runs.estimate_of(pair.ann, runs.Inputs(items, pair.loaded), batch_size)) is not None:
-        output.line(f"blocks         {cost}")
+    runs.note_blocks(pair.ann, runs.Inputs(items, pair.loaded), batch_size)
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
     result = runs.evaluate_pair(pair, items, metric=metric, batch_size=batch_size, processes=processes_of())
@@ -227,12 +225,7 @@ def search_and_show(
     from onespike.cli import show
     from onespike.runs.searching import search_run
 
-    def report(trial: Trial, done: int, total: int) -> None:
-        value = "given up early" if trial.value is None else f"{trial.value:.4g}"
-        cost = "" if trial.energy is None else f", energy {trial.energy:.3f}"
-        output.note(f"trial {done}/{total}: λ = {trial.scale:.4f}, {value}{cost} ({trial.seconds:.1f} s)")
-
-    result, record, pair = search_run(run, pair, data, report=report, **options)
+    result, record, pair = search_run(run, pair, data, **options)
     output.figures(json_file, record)
     show.search(run, data, pair.loaded.task.objectives[record["objective"]].title, result, record)
     return pair

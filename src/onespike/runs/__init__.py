@@ -12,5 +12,5 @@ from onespike.runs.pair import load as load
 from onespike.runs.pair import save as save
 from onespike.runs.pipeline import check_forward as check_forward
 from onespike.runs.pipeline import convert_network as convert_network
-from onespike.runs.pipeline import estimate_of as estimate_of
 from onespike.runs.pipeline import evaluate_pair as evaluate_pair
+from onespike.runs.pipeline import note_blocks as note_blocks

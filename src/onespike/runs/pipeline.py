@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -27,7 +27,7 @@ from onespike.runtime.batches import call, inputs_of, to
 from onespike.runtime.devices import place_
 from onespike.runtime.forward import check_network, device_of, estimate, evaluating, in_order
 from onespike.runtime.processes import ALONE, Processes
-from onespike.runtime.progress import progress
+from onespike.runtime.progress import note, progress
 from onespike.runtime.provenance import versions
 from onespike.tasks import Inferred, Items, Meaning, Metric
 from onespike.tasks.inputs import check_batch_size
@@ -100,19 +100,17 @@ def convert_network(
     processes: Processes = ALONE,
     work: Path | None = None,
     validation: Items | None = None,
-    told: Callable[[str], None] = lambda estimate: None,
 ) -> NetworkPair:
     """`spike` for a loaded network and a list of images: the pair of both networks, and what it was made from.
 
     Calibration and passes cut the images into parts of their own; `batch_size` is for labeled images in `validation`,
     which judge the recipe's `max_drop`. A long pass keeps what it needs to resume in the folder `work`. What the network
-    spends on the last calibration images is kept with the thresholds. Of a network in blocks, `told` is given what it
-    takes before anything else is computed.
+    spends on the last calibration images is kept with the thresholds.
     """
     check_batch_size(batch_size)
     recipe = _of_backbone(recipe, loaded)
     ann, inputs = place_(loaded.model, device, device_map), Inputs(items, loaded)
-    check_forward(ann, inputs, told)
+    check_forward(ann, inputs)
     convolutions = [module for module in ann.modules() if isinstance(module, nn.Conv2d)]
     depthwise = sum(conv.groups == conv.in_channels > 1 for conv in convolutions)
     if not recipe.passes and depthwise > DEPTHWISE * len(convolutions):
@@ -143,9 +141,7 @@ def convert_network(
     return NetworkPair(loaded, ann, snn, recipe, thresholds, data)
 
 
-def check_forward(
-    ann: nn.Module, inputs: Inputs, told: Callable[[str], None] = lambda estimate: None
-) -> None:
+def check_forward(ann: nn.Module, inputs: Inputs) -> None:
     """Refuse a network that fails on its own preprocessing: its configuration is wrong, and nothing of ours.
 
     A network in blocks goes as far as its first block, with a whole batch, to see what it takes.
@@ -153,11 +149,8 @@ def check_forward(
     loaded = inputs.loaded
     try:
         with evaluating(ann):
-            cost = estimate_of(ann, inputs)
-            if cost is None:
+            if not note_blocks(ann, inputs):
                 call(ann, to(inputs.one(), device_of(ann)))
-            else:
-                told(cost)
     except OnespikeError:
         raise
     except Exception as error:  # any exception of a network and its preprocessing
@@ -169,15 +162,18 @@ def check_forward(
         ) from error
 
 
-def estimate_of(ann: nn.Module, inputs: Inputs, batch_size: int | None = None) -> str | None:
-    """What a network in blocks takes for these inputs, by default in the parts of passes; None for one in memory."""
+def note_blocks(ann: nn.Module, inputs: Inputs, batch_size: int | None = None) -> bool:
+    """Note what a network in blocks takes for these inputs, by default in the parts of passes; return whether it is one."""
     size = batch_size or inputs.size
 
     def forward() -> Any:
         return call(ann, to(next(batches_of(inputs.items, inputs.loaded, size)), device_of(ann)))
 
     with evaluating(ann):
-        return estimate(ann, forward, batch_count(inputs.items, size))
+        cost = estimate(ann, forward, batch_count(inputs.items, size))
+    if cost is not None:
+        note(f"blocks         {cost}")
+    return cost is not None
 
 
 def _of_backbone(recipe: Recipe, loaded: LoadedModel) -> Recipe:

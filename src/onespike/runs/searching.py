@@ -240,7 +240,7 @@ def search_run(
     Return the search, its record with what it cost, and the run's new pair. The objective must be one that the network's
     task has. Energy is measured if there is a budget, or a column for it; in the record, `spent` is the energy of the run
     before and after, on the first batch in the column of its recipe. `options` are those of `scale_search.search`:
-    `trials`, `resume`, `fresh` and `report`.
+    `trials`, `resume` and `fresh`.
     """
     started = time.perf_counter()
     if energy is not None and energy not in searchable():

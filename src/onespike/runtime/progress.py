@@ -7,18 +7,26 @@ from typing import Any
 
 Progress = Callable[[str, int], Callable[[Iterable[Any]], Iterable[Any]]]
 """progress(title, total) returns a wrapper for the batches of a long stage."""
+Note = Callable[[str], None]
 
-_current: ContextVar[Progress] = ContextVar("_current", default=lambda title, total: iter)
+_current: ContextVar[tuple[Progress, Note]] = ContextVar(
+    "_current", default=(lambda title, total: iter, lambda text: None)
+)
 
 
 def progress(title: str, total: int) -> Callable[[Iterable[Any]], Iterable[Any]]:
     """Return a wrapper for the batches of a stage: it reports as `reporting` says, by default nothing."""
-    return _current.get()(title, total)
+    return _current.get()[0](title, total)
+
+
+def note(text: str) -> None:
+    """State in one line what a stage has just found out."""
+    _current.get()[1](text)
 
 
 @contextmanager
-def reporting(progress: Progress) -> Iterator[None]:
-    """Report the long stages within this context: progress(title, total) wraps the batches of each.
+def reporting(progress: Progress, note: Note = lambda text: None) -> Iterator[None]:
+    """Report the long stages within this context: progress(title, total) wraps the batches of each, note(text) gets lines.
 
     >>> def bar(title, total):
     ...     print(f"{title}: {total} batches")
@@ -28,7 +36,7 @@ def reporting(progress: Progress) -> Iterator[None]:
     calibrating: 2 batches
     ['a', 'b']
     """
-    before = _current.set(progress)
+    before = _current.set((progress, note))
     try:
         yield
     finally:

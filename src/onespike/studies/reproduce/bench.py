@@ -1,7 +1,6 @@
 """One network and its images, measured under many recipes; finished measurements are kept."""
 
 import json
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,10 +150,7 @@ class Bench:
             aim = self.loaded.task.objectives[objective]
             batches, snn = self.loaded.batches(self.held, self.batch_size), self.converted(recipe)
             measured = ScaleObjective(self.ann, snn, batches, aim, self.held)
-            bar = iter(progress(f"{trials} λ trials, {objective}", trials)(range(trials)))
-            options: Any = {"maximize": aim.maximize, "fixed": (1.0, 0.25)}
-            result = search(measured, trials=trials, report=lambda *_: next(bar, None), **options)
-            deque(bar, maxlen=0)  # closes the bar
+            result = search(measured, trials=trials, maximize=aim.maximize, fixed=(1.0, 0.25))
             return {"scale": result.best.scale}
 
         return recipe.replace(scale=self.once(key, measure)["scale"])
