@@ -34,7 +34,8 @@ check: $(READY) ## format, lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(READY) ## build the documentation into site/; a warning is an error
+docs: $(READY) ## write the tables of README, build the documentation into site/; a warning is an error
+	$(BIN)/python docs/results.py --write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 package: ## build the wheel and the source distribution into dist/

@@ -153,7 +153,7 @@ def save(
         library = sys.modules.get("transformers")
         if library is not None and isinstance(model, library.PreTrainedModel):
             _write_for_transformers(partial, model, configuration)
-        elif "timm" in sys.modules and hasattr(model, "pretrained_cfg"):
+        elif "timm" in sys.modules and "architecture" in getattr(model, "pretrained_cfg", {}):
             _write_for_timm(partial, model)
         files = digests(partial)
         record = {

@@ -1,0 +1,131 @@
+"""The tables of README and documentation are what the records of benchmarks give, and no figure stands there by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+
+import pytest
+from pages import PAGES, ROOT, Block, parts
+
+spec = importlib.util.spec_from_file_location("docs_results", ROOT / "docs" / "results.py")
+results = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(results)
+records = sys.modules["records"]
+
+MENU = re.search(r"- Results:\n((?: {6}- .*\n)+)", (ROOT / "mkdocs.yml").read_text("utf-8"))[1]
+RESULTS = [ROOT / "docs" / name for name in re.findall(r": ([\w-]+\.md)", MENU)]
+RESULTS = [
+    page for page in RESULTS if "{{ results: " in page.read_text("utf-8")
+]  # the others are being moved
+FIGURE = re.compile(
+    r"(?<![\w.])[\d,]*\d(?:\.\d+)?\s?(?:%|±|×|ms\b|MB\b|GB\b|MiB\b|GiB\b|pJ\b|points?\b)|(?<![\w.])\d*\.\d+(?![\w.])"
+)
+"""A number with a unit, or one with decimals."""
+
+
+def by_hand(page) -> list[str]:
+    """What looks like a measured figure outside of directives, code and the settings that a sentence names."""
+    text = results.WRITTEN.sub("", page.read_text("utf-8"))
+    prose = "".join(part for part in parts(text) if not isinstance(part, Block))
+    prose = re.sub(r"\{\{.*?\}\}|`[^`]*`|\]\([^)]*\)|\$[^$]*\$|[λθTp] = [\d.]+", "", prose)
+    return [found[0] for found in FIGURE.finditer(prose)]
+
+
+@pytest.mark.parametrize("name", records.names())
+def test_a_record_is_of_the_form_and_written_as_its_text(name):
+    record = records.read(name)
+    assert records.text(record) == (records.FOLDER / f"{name}.json").read_text("utf-8")
+
+
+def test_every_record_has_a_place():
+    text = "".join(page.read_text("utf-8") for page in PAGES)
+    assert [name for name in records.names() if not re.search(rf"(?:results?|plot): {name}\b", text)] == []
+
+
+def test_readme_has_the_tables_of_the_records():
+    text = results.README.read_text("utf-8")
+    assert results.written(text) == text, "run python docs/results.py --write"
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_results_are_not_typed_by_hand(page):
+    assert by_hand(page) == []
+    assert "{{ results: " in page.read_text("utf-8")
+
+
+def test_tables_show_figures_with_all_that_belongs_to_them(monkeypatch):
+    columns = {
+        "what": records.Column("what"),
+        "x": records.Column("loss", "%", "+.1f"),
+        "n": records.Column("counts", "", ","),
+    }
+    figure = records.Figure
+    rows = [
+        {"what": "`a`", "x": figure(-1.25, error=0.5), "n": 1234567},
+        {"what": "b", "x": figure(2, low=-1, high=3.04)},
+        {"what": "c", "x": None, "n": figure(5, before=7, beside=6)},
+    ]
+    record = records.Record(
+        "some", "A test.", columns, rows, commit="f01c38d", date="2026-11-15", code=["README.md"]
+    )
+    monkeypatch.setattr(records, "read", lambda name: record.checked())
+    page = results.expanded("{{ results: some }}\n\nA loss of {{ result: some | a | x }}.")
+    assert "| `a` | −1.2 ± 0.5 % | 1,234,567 |" in page
+    assert "| b | +2.0 % (−1.0 to +3.0) | |" in page
+    assert "| c | – | 7 → 5 (6) |" in page
+    assert "A loss of −1.2 ± 0.5 %." in page
+    assert "command not recorded · November 15, 2026, version not recorded" in page
+    assert "processor not recorded" in page
+    assert "{{" not in results.expanded("{{ results: some | columns=what | rows=a;c }}")
+    with pytest.raises(records.RecordError, match="no row 'd'"):
+        results.expanded("{{ result: some | d | x }}")
+
+
+def test_code_that_has_changed_since_is_told(monkeypatch):
+    record = records.read(records.names()[0])
+    monkeypatch.setattr(records, "git", lambda *words: "abc\ndef" if words[0] == "log" else None)
+    assert "the code has changed since" in results.making(record) and "2 later commits" in results.making(
+        record
+    )
+    monkeypatch.setattr(records, "git", lambda *words: "")
+    assert "changed" not in results.making(record)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"commit": "main"}, "no commit"), ({"date": "yesterday"}, "no date"), ({"code": ["gone.py"]}, "not there"),
+        ({"rows": [{"what": "a", "y": 1}]}, "Add these columns"), ({"rows": [{"what": ["a"]}]}, "Write a number"),
+        ({"rows": []}, "needs columns, rows"),
+    ],
+)  # fmt: skip
+def test_records_of_another_form_are_refused(change, message):
+    whole = {
+        "name": "some",
+        "about": "A test.",
+        "columns": {"what": records.Column("what")},
+        "rows": [{"what": "a"}],
+    }
+    with pytest.raises(records.RecordError, match=message):
+        records.Record(**{**whole, **change}).checked()
+
+
+def test_a_benchmark_leaves_a_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks" / "speed.py"), "--only", "speed vit-base 8 *"])
+    made = records.write(
+        "fast",
+        [{"what": "a", "ms": records.Figure(1.5, error=0.25)}],
+        about="A test.",
+        columns={"what": "what", "ms": "ms"},
+    )
+    again = records.read("fast")
+    assert again.command == "python benchmarks/speed.py --only 'speed vit-base 8 *'"
+    assert (
+        again.code == ["benchmarks/speed.py"]
+        and again.processor == made.processor
+        and again.date == made.date
+    )
+    assert float(again.rows[0]["ms"].error) == 0.25
