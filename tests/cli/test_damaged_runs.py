@@ -52,7 +52,7 @@ def test_a_run_that_is_none(cli, run, tmp_path):
         )
     file = run / "run.json"
     file.write_text(file.read_text().replace('"version": 1,\n "network"', '"version": 2,\n "network"'))
-    other = f"{run}: the run has version 2, and this onespike reads 1. {AGAIN}"
+    other = f"{file}: it has version 2, and this onespike reads 1. {AGAIN}"
     assert cli("inspect", run).message() == other
     reasons = {
         "[]": "input should be an object",

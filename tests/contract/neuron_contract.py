@@ -182,7 +182,7 @@ class NeuronContract:
         value = cell(x)
         assert torch.equal(bits(value.detach()), bits(cell(x.detach())))
         (gradient,) = torch.autograd.grad(value.sum(), x)
-        steps = [float(step) for step in cell.steps()]
+        steps = [float(step) for step in cell.code().units()]
         reach = [steps[0] * (cell.largest + 0.5), steps[1] * (cell.largest + 0.5) or steps[0] / 2]
         clear = ((x.abs() / torch.tensor(reach)[(x < 0).long()]) - 1).abs() > 0.01  # of the ends of the range
         expected = (x < reach[0]) & (x > -reach[1])

@@ -90,7 +90,7 @@ def test_the_energy_of_experts_is_that_of_unit_weights():
 
     def grouped(a, b, **kwargs):
         key = f"matmul{len(expected)}_lhs"
-        step = experts.neurons[key].steps()
+        step = experts.neurons[key].code().units()
         spikes = (a.clamp(min=0) / step[0] + (-a).clamp(min=0) / step[1]).round()
         additions = torch._grouped_mm(spikes, torch.ones_like(b), offs=kwargs["offs"])
         expected[key] = float(additions.double().sum())

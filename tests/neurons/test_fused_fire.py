@@ -68,7 +68,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
 def sweep(cell: Neuron, dtype: torch.dtype) -> Tensor:
     """Dense values, the neighbors of every threshold, zeros, infinities and NaN, in a shape that channels fit."""
     jumps = torch.tensor(bounds(cell.levels, cell.rounding)) - 0.5
-    steps = [s for side in cell.steps() for s in side.flatten().tolist() if s > 0]
+    steps = [s for side in cell.code().units() for s in side.flatten().tolist() if s > 0]
     edges = torch.cat([neighbors(step * jumps) for step in steps])
     special = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1e-45, -1e-45, 3.4e38, -3.4e38])
     dense = torch.linspace(-12, 12, 5001)

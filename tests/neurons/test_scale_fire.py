@@ -168,7 +168,9 @@ def test_populations_offsets_and_gains_add_up() -> None:
 def test_a_constant_that_is_zero_is_no_offset() -> None:
     cell = ScaleFire(0.5, levels=(1,), center=torch.tensor(0.5), offset=torch.tensor(0.0))
     assert cell.code().offset is None
-    assert ScaleFire(0.5, levels=(1,)).code() == SpikeCode(torch.tensor(0.5), None, fire_function((1,)))
+    assert ScaleFire(0.5, levels=(1,)).code() == SpikeCode(
+        torch.tensor(0.5), None, fire_function((1,), "paper")
+    )
 
 
 def test_two_branches_that_fire_in_one_step_are_counted() -> None:

@@ -13,6 +13,7 @@ from onespike.cli import output
 from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.options import Word, held_out, words
 from onespike.errors import UsageError, unknown
+from onespike.recipe import names
 
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
@@ -263,7 +264,7 @@ def doctor(
     from onespike.diagnosis import checkup, diagnose
     from onespike.diagnosis.measurement import PROBE_IMAGES
     from onespike.evaluation.participation import verify
-    from onespike.passes import parse_passes
+    from onespike.passes import check_passes
     from onespike.reports.tables import figure, minus
     from onespike.runs.recipe_text import recipe_text
     from onespike.studies.ablate import FOLDER, ablate_run
@@ -278,7 +279,7 @@ def doctor(
     items = runs.choose_labeled(pair.loaded, data, annotations, limit)
     if passes is not None:
         rows = []
-        chosen = None if passes == "run" else parse_passes(passes)
+        chosen = None if passes == "run" else check_passes(names(passes))
         target: Any = {"budget": budget, "energy": energy}
         for row in ablate_run(run, pair, items, passes=chosen, batch_size=batch_size, **target):
             output.note(f"{row.what}: {figure(row.headline.spiking)}, {minus(row.headline, error=True)}")

@@ -74,9 +74,8 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
             f"convert: {threshold.site} has a center, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
         )
     sides = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
-    scaled = kind.scaled and threshold.role != "softmax"
-    lambda_ = float(scale.value) if scaled else 1.0
-    thresholds = []
+    shared = scale if kind.scaled and threshold.role != "softmax" else None
+    lambda_, thresholds = 1.0 if shared is None else float(shared.value), []
     for side in sides:
         if bool((side > 0).any()) and not bool((side * factor * lambda_ > 0).any()):
             raise UsageError(
@@ -88,13 +87,7 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
             side = torch.where(side > 0, 1 / reciprocal / (factor * lambda_), 0.0).to(side.dtype)
         thresholds.append(side * factor)
     rounding = threshold.rounding or recipe.rounding
-    return kind(
-        *thresholds,
-        levels=threshold.levels,
-        rounding=rounding,
-        scale=scale if scaled else None,
-        **threshold.constants,
-    )
+    return kind(*thresholds, levels=threshold.levels, rounding=rounding, scale=shared, **threshold.constants)
 
 
 def _placed(threshold: SiteThreshold, recipe: Recipe, scale: Scale, owner: nn.Module) -> Neuron | Analog:

@@ -97,7 +97,7 @@ class MultiThreshold(_Divided):
 
     def _settle_sides(self) -> None:
         super()._settle_sides()
-        self._function = fire_function(tuple(range(1, self.largest + 1)))
+        self._function = fire_function(tuple(range(1, self.largest + 1)), "paper")
 
     def code(self) -> SpikeCode:
         """Eq. 6 with v_M(0) = θ_M/2: levels 1 … N, with the half inside the quotient."""

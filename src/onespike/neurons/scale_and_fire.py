@@ -101,10 +101,6 @@ class ScaleFire(Neuron):
             )
         return super().fused(x, decoded=decoded)
 
-    def steps(self) -> tuple[Tensor, Tensor]:
-        """λθ±."""
-        return self.code().units()
-
 
 UNSIGNED, SIGNED = tuple(range(1, 256)), tuple(range(1, 128))
 """The integers beside 0; −128 is left out, so that both signs reach equally far."""

@@ -24,11 +24,6 @@ from onespike.sites.padding import token_lengths
 from onespike.tasks import Inferred, Meaning
 
 
-def parse_passes(text: str) -> tuple[str, ...]:
-    """Parse `nearest,center,allocate` into names in running order."""
-    return check_passes([name.strip() for name in text.split(",") if name.strip()])
-
-
 def check_passes(names: Sequence[str]) -> tuple[str, ...]:
     """Return the passes in order; refuse an unknown, repeated or missing one."""
     for name in names:

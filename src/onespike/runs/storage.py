@@ -27,7 +27,7 @@ from onespike.presets import DEFAULT
 from onespike.recipe import Recipe
 from onespike.runtime.atomic import atomic_directory, damage, digests, write_atomically
 from onespike.runtime.devices import save_weights
-from onespike.runtime.validated import read_version, sealed, understood
+from onespike.runtime.validated import read_sealed, sealed, understood
 from onespike.sites import Site
 
 VERSION = 1
@@ -239,7 +239,7 @@ def load(folder: Path) -> Run:
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    record = read_version(RunRecord, folder / RECORD, VERSION, "the run", REMEDY)
+    record = read_sealed(RunRecord, folder / RECORD, REMEDY, version=VERSION) or {}
     neuron = record["recipe"].get("neuron")
     if isinstance(neuron, str) and neuron not in NEURONS:
         raise LoadError(

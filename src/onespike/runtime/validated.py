@@ -60,27 +60,19 @@ def sealed(record: dict[str, Any]) -> str:
 
 
 def read_sealed(
-    schema: type[Any], file: Path, remedy: str, error: type[OnespikeError] = LoadError
+    schema: type[Any], file: Path, remedy: str, error: type[OnespikeError] = LoadError, version: int = 0
 ) -> dict[str, Any] | None:
-    """Return the record in a file that `sealed` wrote, after checking seal and schema; None if there is no file."""
+    """Return the record in a file that `sealed` wrote, after checking version, seal and schema; None without a file."""
     if not file.exists():
         return None
     text = file.read_bytes()
     record = parse(dict[str, Any], text, file, remedy, error)
+    if version and (stated := record.get("version")) != version:
+        raise error(f"{file}: it has version {stated!r}, and this onespike reads {version}. {remedy}")
     if record.pop(SEAL, None) != checksum(record):
         raise error(f"{file}: the file is damaged (it is not what was saved: its SHA-256 differs). {remedy}")
     parse(schema, text, file, remedy, error)
     return record
-
-
-def read_version(schema: type[Any], file: Path, version: int, what: str, remedy: str) -> dict[str, Any]:
-    """Return the record in a file that `sealed` wrote, if it has the version that is read here."""
-    stated = parse(dict[str, Any], file.read_bytes(), file, remedy).get("version")
-    if stated != version:
-        raise LoadError(
-            f"{file.parent}: {what} has version {stated!r}, and this onespike reads {version}. {remedy}"
-        )
-    return read_sealed(schema, file, remedy) or {}
 
 
 def checksum(record: Any) -> str:

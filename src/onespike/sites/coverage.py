@@ -1,5 +1,6 @@
 """Which products a network really runs, seen below torch's functions, and which modules run them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
@@ -74,10 +75,7 @@ class Operations(TorchDispatchMode):
     """
 
     def __init__(
-        self,
-        owners: Owners,
-        uncovered: dict[tuple[str, str], int],
-        counting: Callable[[], bool] = lambda: True,
+        self, owners: Owners, uncovered: Counter[tuple[str, str]], counting: Callable[[], bool] = lambda: True
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.owners, self.uncovered, self.counting, self.in_rule = owners, uncovered, counting, False
@@ -120,8 +118,7 @@ class Operations(TorchDispatchMode):
 
     def _add(self, operation: str, macs: int, unknown: bool = False) -> None:
         if (macs or unknown) and self.counting():
-            key = (self.owners.current, operation)
-            self.uncovered[key] = self.uncovered.get(key, 0) + macs
+            self.uncovered[self.owners.current, operation] += macs
 
 
 def _sampling_macs(name: str, args: Any, result: Any) -> int:

@@ -1,7 +1,7 @@
 """How often a product uses each element of an operand: the cost of one spike at that operand."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,12 +93,7 @@ def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synaps
 
 
 def convolution(
-    function: Callable[..., Tensor],
-    x: Tensor,
-    weight: Tensor,
-    transposed: bool,
-    groups: int = 1,
-    **settings: Any,
+    function: Any, x: Tensor, weight: Tensor, transposed: bool, groups: int = 1, **settings: Any
 ) -> Synapses:
     """A convolution of torch; near a border, and between strides, an element meets fewer kernel positions.
 
@@ -107,12 +102,8 @@ def convolution(
     """
     dims = weight.dim() - 2
     batch, channels = x.shape[: -dims - 1].numel(), x.shape[-dims - 1]
-    with (
-        torch._C.DisableTorchFunction(),
-        _disable_current_modes(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
+    apart = torch.inference_mode(False)  # with gradients
+    with apart, torch._C.DisableTorchFunction(), _disable_current_modes():
         image = torch.ones(1, 1, *x.shape[-dims:], requires_grad=True)
         result = function(image, torch.ones(1, 1, *weight.shape[2:]), None, **settings)
         met = torch.autograd.grad(result.sum(), image)[0][0, 0].long()

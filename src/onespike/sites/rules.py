@@ -153,19 +153,16 @@ def _addmm(
 
 
 def _grouped(
-    function: Callable[..., Tensor],
-    visit: Sites,
-    input: Tensor,
-    other: Tensor,
-    offs: Any = None,
-    **kwargs: Any,
+    function: Any, visit: Sites, input: Tensor, other: Tensor, offs: Any = None, **kwargs: Any
 ) -> Tensor:
     """Multiply the groups of a mixture of experts: each expert has its group of rows."""
     operands = {"lhs": input, "rhs": other}
-    multiply = partial(function, offs=offs)
-    product = Product(
-        "matmul", operands, lambda role: fan_out.grouped(input, other, offs, operands[role]), multiply
-    )
+    multiply: Callable[..., Tensor] = partial(function, offs=offs)
+
+    def synapses(role: str) -> Synapses:
+        return fan_out.grouped(input, other, offs, operands[role])
+
+    product = Product("matmul", operands, synapses, multiply)
     return multiply(visit(product, "lhs"), visit(product, "rhs"), **kwargs)
 
 

@@ -43,13 +43,9 @@ def magnitude(x: Tensor, positive: Tensor | None, negative: Tensor | None) -> Te
     >>> magnitude(torch.tensor([-3.0, 1.0]), torch.tensor(0.5), torch.tensor(2.0))
     tensor([1.5000, 2.0000])
     """
-    quotients = [
-        size / above
-        for side, sign in ((positive, 1), (negative, -1))
-        if side is not None
-        for size, above in [part(x, side, sign)]
-    ]
-    return quotients[0] + quotients[1] if len(quotients) == 2 else quotients[0]
+    sides = [part(x, side, sign) for side, sign in ((positive, 1), (negative, -1)) if side is not None]
+    first, *second = (size / threshold for size, threshold in sides)
+    return first + second[0] if second else first
 
 
 def with_sign(x: Tensor, count: Tensor, positive: Tensor | None, negative: Tensor | None) -> Tensor:

@@ -148,13 +148,9 @@ class FireFunction:
         return fire_function, (self.levels, self.rounding)
 
 
+@lru_cache(maxsize=1024)
 def fire_function(levels: tuple[int, ...], rounding: str = "paper") -> FireFunction:
     """Return G for these levels: a closed form where one is exact, else a lookup; the counts are the same."""
-    return _fire_function(levels, rounding)  # a cache keeps apart what is named and what is the default
-
-
-@lru_cache(maxsize=1024)
-def _fire_function(levels: tuple[int, ...], rounding: str) -> FireFunction:
     jumps = bounds(levels, rounding)
     pattern = None if rounding == "thrifty" else recognize(levels)
     if pattern and pattern[1] and rounding == "nearest" and levels[-1] > 2**22:

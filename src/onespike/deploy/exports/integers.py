@@ -28,7 +28,7 @@ from onespike.deploy.exports.sheet import measured
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
 from onespike.runtime.batches import count, join, take_first
-from onespike.runtime.validated import read_version, sealed, understood
+from onespike.runtime.validated import read_sealed, sealed, understood
 
 VERSION = 4
 RECORD, TENSORS, GOLDEN = "network.json", "network.safetensors", "golden.safetensors"
@@ -208,7 +208,7 @@ class Replay:
         """Read a folder that `write` wrote; any damage raises an error that names it."""
         if not (folder / RECORD).is_file():
             raise LoadError(f"{folder}: no exported network here ({RECORD} is missing). {REMEDY}")
-        record = read_version(NetworkRecord, folder / RECORD, VERSION, "the exported network", REMEDY)
+        record = read_sealed(NetworkRecord, folder / RECORD, REMEDY, version=VERSION) or {}
         for name, digest in record["files"].items():
             if difference := damage(folder / name, digest):
                 raise LoadError(f"{folder}: the exported network is damaged: {name} {difference}. {REMEDY}")
