@@ -16,7 +16,7 @@ from onespike.errors import DataError, LoadError
 from onespike.tasks.embedding import texts
 from onespike.tasks.text import documents, pack
 
-TOKENS = Tokens(tokenizer(), 32)
+TOKENS = Tokens(tokenizer())
 
 
 def test_windows_cover_the_text_once(tmp_path):
@@ -124,18 +124,3 @@ def test_perplexity_is_transformers_own_loss(tmp_path):
         ids = torch.stack([item.content for item in items])
         expected = float(loaded.model(input_ids=ids, labels=ids).loss)
     assert metric.compute()["ann"]["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
-
-
-def test_a_tokenizer_of_another_network(tmp_path):
-    class Numbers:
-        size, decode = 32, None
-
-        def encode(self, text):
-            return [int(word) for word in text.split()]
-
-    file = tmp_path / "a.txt"
-    for number in (99, -1):
-        file.write_text(f"1 {number}")
-        message = rf"token 1 has the number {number}, and the network knows 32 tokens \(0"
-        with pytest.raises(DataError, match=message):
-            pack(str(file), Numbers(), 2)

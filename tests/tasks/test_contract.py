@@ -133,7 +133,7 @@ class TestDetection(TaskContract):
 
 
 class TestLanguage(OneTensor):
-    task, shape = Language(Tokens(tokenizer(), 32), 5), (5, 32)
+    task, shape = Language(Tokens(tokenizer()), 5), (5, 32)
 
     def items(self):
         ids = torch.randint(32, (self.inputs, 5), generator=torch.Generator().manual_seed(1))

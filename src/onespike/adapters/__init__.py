@@ -1,16 +1,10 @@
 """Networks by name. Only this package names libraries and architectures."""
 
-from importlib import import_module
-
 from onespike.adapters.base import LoadedModel, Reading, Source, load_model
 from onespike.adapters.checkpoints import load_checkpoint_, read_checkpoint
 from onespike.adapters.preprocessing import NORMALIZATIONS, exchanged, normalization, renormalized, resized
-from onespike.sources import SOURCES
 
 __all__ = [
     "NORMALIZATIONS", "LoadedModel", "Reading", "Source", "exchanged", "load_checkpoint_", "load_model",
     "normalization", "read_checkpoint", "renormalized", "resized",
 ]  # fmt: skip
-
-for prefix in SOURCES:  # so that every task that an adapter gives is registered
-    import_module(f"{__name__}.{prefix}")

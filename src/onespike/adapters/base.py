@@ -28,49 +28,34 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Reading:
-    """How a network's inputs are read.
+    """How a network's inputs are read."""
 
-    Attributes:
-        transform: what the task loads, such as an RGB image → the network's input, without the batch dimension.
-        preprocessing: the transform in one readable line.
-        collate: makes a batch of several inputs; they are stacked if it is None.
-        length: tokens that the network is fed with at once; None for one that does not read text.
-        of_length: reading and task for another number of tokens.
-        size: the shorter side that images are resized to and the crop, where the user gave them.
-        replaced: the library's own mean and deviation, where the user gave others.
-        doubt: how the preprocessing of published weights differs, where a file of weights does not say which it needs.
-    """
-
-    transform: Callable[[Any], Any]
-    preprocessing: str
-    collate: Callable[[list[Any]], Any] | None = None
-    length: int | None = None
-    of_length: Callable[[int], tuple[Reading, Task]] | None = None
-    size: tuple[int, int] | None = None
-    replaced: Normalization | None = None
-    doubt: str = ""
+    transform: Callable[
+        [Any], Any
+    ]  # what the task loads, such as an RGB image → input without batch dimension
+    preprocessing: str  # the transform in one readable line
+    collate: Callable[[list[Any]], Any] | None = None  # makes a batch of inputs; None stacks them
+    length: int | None = None  # tokens that the network is fed with at once, if it reads text
+    of_length: Callable[[int], tuple[Reading, Task]] | None = None  # reading and task for another length
+    size: tuple[int, int] | None = None  # the user's shorter side of resized images, and crop
+    replaced: Normalization | None = None  # the library's own, where the user gave another
+    doubt: str = (
+        ""  # how published preprocessing differs, where a file of weights does not say which it needs
+    )
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network in evaluation mode, how its inputs are read, and how its outputs are scored.
-
-    Attributes:
-        spec: the user's request, `ADAPTER:NAME`.
-        weights: `pretrained`, `bundled`, `own` (of the user's code), `random`, or the name of the file.
-        attention: `sdpa` (fused) or `eager`; None for a network without attention.
-        published_top1: the accuracy stated by the publisher of the weights, in percent.
-        save_configuration: writes what is needed to rebuild the network (without weights) into a folder, for networks
-            that their name does not define.
-    """
+    """A network in evaluation mode, how its inputs are read, and how its outputs are scored."""
 
     model: nn.Module
-    spec: str
+    spec: str  # the user's request, `ADAPTER:NAME`
     reading: Reading
     task: Task = field(default_factory=Classification)
-    weights: str = "own"
-    attention: str | None = None
-    published_top1: float | None = None
+    weights: str = "own"  # of the user's code; or `pretrained`, `bundled`, `random`, the name of the file
+    attention: str | None = None  # `sdpa` (fused) or `eager`; None for a network without attention
+    published_top1: float | None = None  # in percent
+    # writes what rebuilds the network (without weights) into a folder, where its name does not define it
     save_configuration: Callable[[Path], None] | None = None
 
     @property
@@ -93,7 +78,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Source:
-    """What the user asks for, `ADAPTER:NAME`: with which weights, at most one of the three, and which form of attention."""
+    """What the user asks for: which network, with at most one of three kinds of weights, and which form of attention."""
 
     spec: str
     file: Path | None = None
@@ -114,18 +99,14 @@ def load_model(
     attention: str | None = None,
     on_disk: bool = False,
 ) -> LoadedModel:
-    """Load the network that `spec` names, in evaluation mode.
+    """Load the network that `spec` names, such as `timm:resnet18`, in evaluation mode.
 
-    Args:
-        spec: `ADAPTER:NAME`, such as `timm:resnet18`, or `python:FILE.py:FACTORY`, which runs that file.
-        weights: a local checkpoint (`.safetensors`, `.pth`, `.pt`, `.bin`); no code in it is ever run.
-        pretrained: take the weights that the library publishes; not needed for a folder that holds them.
-        random_weights: leave the network as it is initialized.
-        attention: `sdpa` or `eager`; the library's own choice if not given.
-        on_disk: leave its parameters where they are, if that is in safetensors files under the network's own names.
+    `weights` is a local checkpoint, in which no code is ever run; `pretrained` takes what the library publishes, and is not
+    needed for a folder with weights. `attention` is `sdpa` or `eager`, by default the library's own choice. With `on_disk`
+    parameters stay in safetensors files that hold them under the network's own names.
     """
-    kind, colon, name = spec.partition(":")
-    if not colon or not name:
+    kind, _, name = spec.partition(":")
+    if not name:
         raise UsageError(f"{spec!r} does not name a network. Write {forms()}.")
     if kind not in SOURCES:
         raise unknown("adapter", kind, SOURCES)

@@ -116,8 +116,8 @@ def _image_reader(
 class Tokens:
     """A tokenizer of transformers as a task needs it."""
 
-    def __init__(self, tokenizer: Any, size: int) -> None:
-        self.tokenizer, self.size = tokenizer, size
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Return tokens, with those that open a text."""
@@ -169,7 +169,7 @@ def text_reader(
         batch = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
         return {name: value for name, value in batch.items() if name in arguments}
 
-    task: Task = Language(Tokens(tokenizer, size), length, context) if writes else Embedding()
+    task: Task = Language(Tokens(tokenizer), length, context) if writes else Embedding()
     words = f"its own tokenizer, {'windows of' if writes else 'texts of at most'} {length} tokens"
     of_length = partial(text_reader, spec, tokenizer, model, writes)
     return Reading(lambda text: text, words, windows if writes else padded, length, of_length), task

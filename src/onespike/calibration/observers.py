@@ -20,10 +20,7 @@ class Histogram:
     """Counts of activations by sign, exponent and leading mantissa bits; memory is fixed from the first batch.
 
     A quantile is a true order statistic of the stream up to a relative error of 2**-(mantissa_bits + 1): 0.1 % at
-    9 bits, 3.1 % at the 4 bits of a channel-wise histogram.
-
-    Args:
-        axis: the channel axis (negative), or None for one histogram of the whole site.
+    9 bits, 3.1 % at the 4 bits of a histogram of each channel, whose axis is negative.
     """
 
     def __init__(self, axis: int | None = None) -> None:

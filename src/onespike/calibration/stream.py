@@ -96,10 +96,8 @@ class _SiteObserver:
         return max(float(self.histogram.quantile(0, side).max()) for side in (+1, -1))
 
     def softmax_threshold(self, recipe: Recipe, levels: tuple[int, ...]) -> Tensor:
-        """Return eq. 16, the largest softmax output over the largest level, or the threshold that the recipe fixes.
-
-        A neuron whose threshold is the top of its range, not one step, takes the largest output itself.
-        """
+        """Return eq. 16, the largest softmax output over the largest level, or the threshold that the recipe fixes."""
+        # a neuron whose threshold is the top of its range, not one step, takes the largest output itself
         top = levels[-1] if NEURONS[recipe.neuron].scaled else 1
         if not isinstance(recipe.softmax, str):
             return torch.tensor(float(recipe.softmax))
@@ -123,13 +121,10 @@ def calibrate(
     The network is left unchanged. Memory does not grow with the number of batches (of a network in blocks: by the hidden
     states of each), and their order and split do not change the result.
 
-    Args:
-        model: any network; it is run in evaluation mode on the device where it is.
-        batches: each a tensor, a tuple of positional arguments, or a mapping of keyword arguments. A network with one
-            input is given x of the (x, labels) that a `DataLoader` yields.
-        recipe: percentile, domain and levels; the paper's by default.
-        provenance: facts about the data to keep with the thresholds.
-        processes: those that share the work: each gives every n-th batch, and gets the thresholds of all batches.
+    A batch is a tensor, a tuple of positional arguments, or a mapping of keyword arguments; of the (x, labels) that a
+    `DataLoader` yields, a network with one input is given x. The recipe is the paper's by default. `provenance`, facts
+    about the data, is kept with the thresholds. Of several processes each gives every n-th batch, and gets the
+    thresholds of all.
 
     >>> thresholds = calibrate(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), [torch.randn(8, 2)])
     >>> [str(site) for site in thresholds]

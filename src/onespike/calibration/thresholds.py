@@ -70,15 +70,16 @@ class SiteThreshold:
 class Thresholds(Mapping[Site, SiteThreshold]):
     """The thresholds of all sites in the order of execution, with their provenance; `thresholds["0:linear0_input"]` also works.
 
-    Attributes:
-        uncovered: (module, operation) → MACs per input of products that no rule reaches.
-        folds: convolution → the BatchNorm that can be folded into it.
-        provenance: model class, number of samples, observer, versions, the recipe's part in calibration, and the passes applied.
+    `provenance` has the model's class, the number of samples, observer, versions, the recipe's part in calibration, and the
+    passes applied.
     """
 
     entries: dict[Site, SiteThreshold]
+    # (module, operation) → MACs per input of products that no rule reaches
     uncovered: dict[tuple[str, str], float] = field(default_factory=dict)
-    folds: dict[str, str] = field(default_factory=dict)
+    folds: dict[str, str] = field(
+        default_factory=dict
+    )  # convolution → the BatchNorm that can be folded into it
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, site: Site | str) -> SiteThreshold:

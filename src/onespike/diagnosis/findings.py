@@ -26,18 +26,14 @@ WORTH = 0.1
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs accuracy: the finding in words, the figures behind it, and the command or call to try.
-
-    `share` is the estimated share of the loss, None if unknown. What is `alarming` is a mistake in the setup; the others
-    are ways to gain more.
-    """
+    """One thing that costs accuracy: the finding in words, the figures behind it, and the command or call to try."""
 
     cause: str
     title: str
     evidence: str
-    share: float | None
+    share: float | None  # estimated, of the loss; None if unknown
     command: str
-    alarming: bool = False
+    alarming: bool = False  # a mistake in the setup; others are ways to gain more
 
 
 def doctor(
@@ -48,14 +44,10 @@ def doctor(
     images: int = PROBE_IMAGES,
     task: Task | None = None,
 ) -> list[Finding]:
-    """Return what costs a converted network accuracy, worst first, each with a call to try.
+    """Return what costs a network's converted copy accuracy, worst first, each with a call to try.
 
-    Args:
-        model: the original network.
-        snn: its converted copy.
-        loader: (inputs, labels) that calibration did not see; labels may be None.
-        images: how many of them are measured in many variants.
-        task: the meaning of the output; classification by default.
+    The loader gives (inputs, labels) that calibration did not see; labels may be None. So many `images` of them are
+    measured in many variants. The output has the meaning of a task, by default classes.
     """
     pair, items = in_memory(model, snn, loader, task)
     if min(len(items), images) < 2:

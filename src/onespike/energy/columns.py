@@ -1,7 +1,4 @@
-"""Energy columns: one entry states a column's meaning, the operations it charges, and who may use it.
-
-The ledger counts, a column's rule turns the counts into operations, and a profile prices them.
-"""
+"""Energy columns: the ledger counts, a column's rule turns the counts into operations, and a profile prices them."""
 
 from __future__ import annotations
 
@@ -100,16 +97,11 @@ class Column:
     name: str
     meaning: str
     rule: Rule
-    reading: Reading | None = None
-    """How it reads a spike; None for a comparator, which has no spikes."""
-    integer_of: str = ""
-    """The column that this one is the integer reading of, with 8-bit weights: a network with another accuracy."""
+    reading: Reading | None = None  # of a spike; None for a comparator, which has no spikes
+    integer_of: str = ""  # the column that it reads with 8-bit weights: a network with another accuracy
+    # the column that it charges with all that it leaves out: passes cannot hold it, nor can a part of the elements estimate it
     strict_of: str = ""
-    """The column whose operations this one charges with all that it leaves out: passes cannot hold it, nor is a part
-    of the elements enough to estimate it.
-    """
-    bits: int = 0
-    """The bits of weights and activations, for a comparator that is a network to measure."""
+    bits: int = 0  # of weights and activations, for a comparator that is a network to measure
 
 
 def column_of(name: str) -> Column:
@@ -120,8 +112,7 @@ def column_of(name: str) -> Column:
 
 def reading_of(name: str) -> Reading:
     """Return how a column reads a spike."""
-    reading = column_of(name).reading
-    if reading is None:
+    if (reading := column_of(name).reading) is None:
         raise unknown("energy column of spikes", name, searchable())
     return reading
 
@@ -213,10 +204,7 @@ def _strict_dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
 
 
 def _neurons(ledger: Ledger, fixed: bool) -> list[Item]:
-    """Charge functions in floats, and one multiply-add for each neuron.
-
-    In fixed point it is what functions in thresholds leave: rows, neurons with many levels, values that others read.
-    """
+    """Charge functions in floats and a multiply-add per neuron, or in fixed point what functions in thresholds leave."""
     rows, functions, whole = ledger.sites.values(), _functions(ledger), "int32 multiply-add"
     # each element is scaled before it fires or is rounded, but pixels, which are integers already
     updates = sum(r.elements for r in rows if r.spiking or (r.dense and r.role != "input"))

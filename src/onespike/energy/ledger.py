@@ -160,26 +160,23 @@ class Ledger:
     digits. From the second timestep on both drive, since the product of two sums changes with either.
     """
 
-    blockwise: ClassVar[bool] = True
-    """Whether it may observe attention probabilities in blocks of rows."""
+    blockwise: ClassVar[bool] = True  # whether it may observe attention probabilities in blocks of rows
 
     sites: dict[Site, SiteCount] = field(default_factory=dict)
-    functions: Counter[str] = field(default_factory=Counter)
-    """MACs of analog functions by kind."""
-    folded: Counter[str] = field(default_factory=Counter)
-    """The part of them that an integer network has in its thresholds."""
-    values: int = 0
-    """Sums of products that an integer network brings to fixed point, since more than neurons read them."""
+    functions: Counter[str] = field(default_factory=Counter)  # MACs of analog functions by kind
+    folded: Counter[str] = field(
+        default_factory=Counter
+    )  # the part that an integer network has in thresholds
+    values: int = 0  # sums that an integer network brings to fixed point, since more than neurons read them
+    # MACs of products that ran outside every rule, by module and operation
     unruled: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """MACs of products that ran outside every rule, by module and operation."""
     inputs: int = 0
     timesteps: int = 1
-    every: int = 1
-    """Count one row of elements in `every`, and multiply: an estimate without the column `strict`, for searches."""
-    seconds: float = 0.0
-    """Time spent on counting, to be subtracted from the time of a forward."""
-    padding: Tensor | None = field(default=None, repr=False)
-    """Which tokens of the present batch are real: the others are not counted."""
+    every: int = (
+        1  # for searches: one row of elements in so many is counted; no strict column can be estimated so
+    )
+    seconds: float = 0.0  # spent on counting, to be subtracted from the time of a forward
+    padding: Tensor | None = field(default=None, repr=False)  # which tokens of the present batch are real
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -271,8 +268,7 @@ class Ledger:
     def ratio(self, column: str, double: bool = False, prices: Profile | None = None) -> float:
         """Return the energy relative to the original network, in one of the columns.
 
-        NaN where neurons replace ReLUs: what reaches a product is then no longer a count of spikes. Also NaN
-        where the profile has no price for an operation of the column.
+        NaN where neurons replace ReLUs, so that no count of spikes reaches a product, or an operation has no price.
         """
         entry = column_of(column)
         if not self.macs:
@@ -314,8 +310,6 @@ class Ledger:
                 "macs": row.macs,
                 **{reading: row.additions.get(reading, 0.0) for reading in READINGS},
                 "ratio": row.additions.get("counts", 0.0) * share if row.site in drivers else 0.0,
-                "spikes per image": row.spikes / max(self.inputs, 1),
-                "events per image": row.active / max(self.inputs, 1),
                 "spikes per neuron": row.spikes / max(row.elements, 1),
                 "active share": row.active / max(row.elements, 1),
                 "saturated share": row.saturated / max(row.elements, 1),

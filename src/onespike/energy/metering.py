@@ -188,9 +188,8 @@ def counted(snn: nn.Module, *batches: Any, ledger: Ledger | None = None, watch: 
 def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | None = None) -> Iterator[Ledger]:
     """Count every forward of a converted network within this context; the outputs do not change.
 
-    Forwards of other threads are refused. Give those copies of the network and separate ledgers, and add the ledgers
-    up with `Ledger.merge`. To `watch` for products outside every rule costs time; by default only networks that have
-    some are watched.
+    Forwards of other threads are refused: give those copies of the network, and merge their ledgers. To `watch` for
+    products outside every rule costs time; by default only networks that have some are watched.
     """
     ledger, thread = ledger if ledger is not None else Ledger(), get_ident()
     meter, places = Meter(ledger), owners_of(model)

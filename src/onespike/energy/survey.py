@@ -20,30 +20,24 @@ OUTLIER = 6.0
 
 @dataclass
 class SiteSurvey:
-    """Sums over one site's input x and output o. Squared errors are split by where x lies.
-
-    A channel is an index over which the product sums: a feature of a linear map, an input channel of a convolution.
-
-    `signal` is Σx². Σ(x−o)² is `fine` where levels are consecutive integers, `tail` in the sparse levels above them, and
-    `clipping` beyond the largest level or on a side that is off. `above` counts elements beyond the calibrated threshold;
-    `row_loss` is Σ(1 − row sum) of a softmax site; `channels` has signal, noise and spikes of each channel; `histogram`
-    elements by asinh(x / step), over ±`span`.
-    """
+    """Sums over one site's input x and output o. Squared errors Σ(x−o)² are split by where x lies."""
 
     role: str
     levels: tuple[int, ...]
     steps: tuple[float, float]
     span: float
     elements: int = 0
-    signal: float = 0.0
-    fine: float = 0.0
-    tail: float = 0.0
-    clipping: float = 0.0
-    above: int = 0
+    signal: float = 0.0  # Σx²
+    fine: float = 0.0  # errors where levels are consecutive integers
+    tail: float = 0.0  # in the sparse levels above them
+    clipping: float = 0.0  # beyond the largest level, or on a side that is off
+    above: int = 0  # elements beyond the calibrated threshold
     largest: float = 0.0
     rows: int = 0
-    row_loss: float = 0.0
+    row_loss: float = 0.0  # Σ(1 − row sum) of a softmax site
+    # signal, noise and spikes of each index over which the product sums, such as an input channel of a convolution
     channels: Tensor = field(default_factory=lambda: torch.zeros(3, 0))
+    # elements by asinh(x / step), over ±`span`
     histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS))
 
     def add(self, neuron: Neuron, site: Site, x: Tensor, output: Tensor) -> None:

@@ -21,18 +21,14 @@ CACHES = ("dynamic", "static")
 
 @dataclass(frozen=True)
 class Spent:
-    """The cost of reading or writing some tokens, padding left out; a spike counts by its size.
-
-    `spiking_pj` is the part of `original_pj`, the original's energy, that belongs to products that spike. The
-    seconds contain those of counting.
-    """
+    """The cost of reading or writing some tokens, padding left out; a spike counts by its size."""
 
     tokens: int = 0
     spikes: float = 0.0
     energy_pj: float = 0.0
-    original_pj: float = 0.0
-    seconds: float = 0.0
-    spiking_pj: float = 0.0
+    original_pj: float = 0.0  # of the original network
+    seconds: float = 0.0  # with those of counting
+    spiking_pj: float = 0.0  # the part of the original's that belongs to products that spike
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
@@ -69,9 +65,8 @@ def write(
 ) -> Written:
     """Let a converted network of transformers continue prompts with its `generate`; count each forward by itself.
 
-    `batch` has `input_ids` and `attention_mask`, shorter prompts padded on the left; a text ends after so many tokens, or
-    where the network ends it. The cache is `dynamic`, or `static` for one of fixed size. At temperature 0 the best token is
-    taken each time, else one is sampled. `streamer` gets every token.
+    `batch` has `input_ids` and `attention_mask`, shorter prompts padded on the left. The cache is `dynamic`, or `static` for
+    one of fixed size. At temperature 0 the best token is taken each time, else one is sampled.
     """
     counting, forwards, starts = ExitStack(), list[Spent](), list[tuple[Ledger, int, float]]()
 

@@ -23,19 +23,17 @@ from onespike.tasks import Accuracy, Metric
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of one evaluation: the task's `metrics` of both networks, and the `ledger` of the converted one.
-
-    `scale` is λ, None for neurons without one; `seconds` the forward time of each network, without counting spikes;
-    `dead_share` the share of the original's MACs whose result cannot reach its output, None if unknown.
-    """
+    """The figures of one evaluation: the task's `metrics` of both networks, and the `ledger` of the converted one."""
 
     metrics: dict[str, Any]
     ledger: Ledger
     images: int
-    scale: float | None
-    seconds: dict[str, float]
+    scale: float | None  # λ; None for neurons without one
+    seconds: dict[str, float]  # of each network's forwards, without counting spikes
     steps: int = 1
-    dead_share: float | None = None
+    dead_share: float | None = (
+        None  # of the original's MACs, whose result cannot reach its output; None if unknown
+    )
     prices: Profile = field(default_factory=profile)
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,10 +47,7 @@ class Evaluation:
             "analog_share": self.ledger.analog_share,
             "edge_share": self.ledger.edge_products / max(self.ledger.macs, 1),
             "head_share": self.ledger.head_share,
-            "dead_share": self.dead_share,
-            "images": self.images,
-            "scale": self.scale,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in ("dead_share", "images", "scale", "seconds")},
         }
 
 
@@ -68,8 +63,7 @@ def evaluate(
     """Run both networks over (inputs, labels) batches and count every spike, in `ledger` if given.
 
     Without a metric both networks are scored as classifiers: accuracy, agreement and KL. A `DataLoader` works;
-    labels may be None. If several processes share the work, each gives its batches and gets the figures of all
-    batches; the seconds are then summed over the processes.
+    labels may be None. Of several processes each gives its batches, and gets the figures of all, with summed seconds.
     """
     for network in (ann, snn):
         check_module("evaluate", network)
@@ -117,10 +111,9 @@ def evaluate(
 
 def scale_if_any(snn: nn.Module) -> float | None:
     """Return λ; None for neurons without one."""
-    try:
+    with suppress(UsageError):
         return float(scale_of(snn).value)
-    except UsageError:
-        return None
+    return None
 
 
 @contextmanager

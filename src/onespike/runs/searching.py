@@ -67,7 +67,7 @@ class ScaleObjective:
         if objective.labeled and any(labels is None for _, labels in self.parts):
             raise DataError("search: the images have no labels. Use objective='kl', which needs none.")
         self.original = Once(ann)
-        if objective.compares:
+        if not objective.labeled:
             self.forwards += sum(count(inputs) for inputs, _, _ in pairwise((self.original,), self.parts))
 
     def __call__(self, scale: float, hopeless: Hopeless) -> Measurement:
@@ -78,7 +78,7 @@ class ScaleObjective:
         quarters = {max(1, round(len(self.parts) * q / 4)) for q in (1, 2, 3)}
 
         def original(inputs: Any) -> Any:
-            if not self.objective.compares:
+            if self.objective.labeled:
                 return None
             self.forwards += 0 if self.original.place in self.original.answers else count(inputs)
             return call(self.original, inputs)

@@ -88,10 +88,7 @@ class Meaning(ABC):
 
 
 class Metric(Protocol):
-    """A score of both networks: it takes their outputs batch by batch, and computes figures for JSON at the end.
-
-    `merge` adds what a metric of the same kind has seen in another process.
-    """
+    """A score of both networks, fed batch by batch; `merge` adds what one of another process has seen."""
 
     def update(self, ann: Any, snn: Any, labels: Any) -> None: ...
     def merge(self, other: Any) -> None: ...
@@ -100,14 +97,11 @@ class Metric(Protocol):
 
 @dataclass
 class Score:
-    """A figure of the spiking network alone, which a search raises or lowers: a mean over inputs.
+    """A figure of the spiking network alone, which a search raises or lowers: a mean over inputs."""
 
-    `values_of` (expected, actual, labels) gives one value per input, or their sum; `expected` is None unless the
-    objective compares with the original network. `of_mean` turns the mean into the score.
-    """
-
+    # of (expected, actual, labels): one value per input, or their sum; labels and what is expected exclude each other
     values_of: Callable[[Any, Any, Any], Tensor]
-    of_mean: Callable[[float], float] = float
+    of_mean: Callable[[float], float] = float  # the score
     total: float = 0.0
     inputs: int = 0
 
@@ -126,8 +120,7 @@ class Objective:
     title: str
     score: Callable[[Items], Score]
     maximize: bool = True
-    compares: bool = False  # with the original network's outputs
-    labeled: bool = False  # needs labels
+    labeled: bool = False  # compares with labels, and not with the original network's outputs
     partial: bool = True  # some inputs predict its value on all, so that a poor trial can be given up early
     share: bool = False  # a percentage of the inputs, whose number gives its interval
 
@@ -139,13 +132,13 @@ class Task(Meaning):
     unit: ClassVar[str] = "images"  # the plural name of its inputs
     # inputs that ship with onespike: for calibration, for figures
     bundled: ClassVar[tuple[str, str]] = ("", "")
-    verb: ClassVar[str] = ""  # what its networks do, in messages
     # title and key of the figures by which runs are compared, the first that an evaluation has; and without labels
     scored_by: ClassVar[tuple[tuple[str, str], ...]]
     compared_by: ClassVar[tuple[str, str] | None] = None
     # title, key and digits of the figures in a table of runs; `{}` in a title stands for each network
     listed: ClassVar[tuple[tuple[str, str, int], ...]] = ()
     class_names: tuple[str, ...] | None = None
+    verb: ClassVar[str] = ""  # what its networks do, in messages
 
     @property
     @abstractmethod
@@ -156,13 +149,10 @@ class Task(Meaning):
     def objectives(self) -> Mapping[str, Objective]:
         """Name → every objective for λ; `kl` is the divergence per input."""
 
-        def total(expected: Any, actual: Any, labels: Any) -> Tensor:
-            return self.divergence(exact(expected), exact(actual))
+        def nats(items: Items) -> Score:
+            return Score(lambda expected, actual, _: self.divergence(exact(expected), exact(actual)))
 
-        nats = Objective(
-            "KL to the original, nats", lambda items: Score(total), maximize=False, compares=True
-        )
-        return {**self.aims, "kl": nats}
+        return {**self.aims, "kl": Objective("KL to the original, nats", nats, maximize=False)}
 
     @abstractmethod
     def metric(self, items: Items) -> Metric:
@@ -228,8 +218,7 @@ class Task(Meaning):
         return Headline(title, None, evaluation[key], bounds=bounds_of(evaluation, key))
 
 
-TASKS: dict[str, type[Task]] = {}
-"""Name → task, so that a stored evaluation can be shown without its network."""
+TASKS: dict[str, type[Task]] = {}  # so that a stored evaluation can be shown without its network
 
 
 def task(cls: type[Any]) -> type[Any]:

@@ -155,8 +155,6 @@ class Accuracy:
     def compute(self) -> dict[str, Any]:
         """Return `{"ann": {"top1", "top5"}, "snn": {…}, "agreement", "kl", …}`; accuracies are None without labels."""
         images, gained, lost = (self.sums[name] for name in ("images", "gained", "lost"))
-        if not images:
-            raise DataError("no image was scored. Give a data folder with at least one image.")
         labeled, mean, kl = self.sums["labels"] == images, (gained - lost) / images, self.sums["kl"] / images
         variance = (gained + lost) / images - mean**2
         kl_error = (max(self.sums["kl squared"] / images - kl**2, 0.0) / images) ** 0.5
@@ -202,7 +200,7 @@ class Classification(Task):
     listed = (("{} top-1 %", "top1", 2), ("agreement %", "agreement", 2), ("KL nats", "kl", 4))
     aims: ClassVar[Mapping[str, Objective]] = {
         "top1": Objective(scored_by[0][0], lambda items: Score(_hit), labeled=True, share=True),
-        "agreement": Objective(compared_by[0], lambda items: Score(_agreeing), compares=True, share=True),
+        "agreement": Objective(compared_by[0], lambda items: Score(_agreeing), share=True),
     }
 
     def drawing(self, size: int, generator: Generator) -> Drawing:

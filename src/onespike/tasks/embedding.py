@@ -24,7 +24,7 @@ ALIKE = 0.99
 
 
 class Text(NamedTuple):
-    """A text to embed; for a pair, which of the two, and the given similarity of its texts."""
+    """A text to embed; for a pair, which of the pairs, and the given similarity of its texts."""
 
     text: str
     pair: int | None = None
@@ -62,9 +62,8 @@ class Similarity:
         self.texts = texts
         self.rows: dict[str, dict[int, Tensor]] = {"ann": {}, "snn": {}}
 
-    def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        if labels is None:
-            raise DataError("a text without its number cannot be scored. Give the numbers as labels.")
+    def update(self, ann: Any, snn: Any, labels: Tensor) -> None:
+        """Add embeddings of the texts with these numbers."""
         for name, output in (("ann", ann), ("snn", snn)):
             rows = vectors(output).detach().double().cpu()
             refuse_nan(rows, name, "this text")
@@ -139,7 +138,7 @@ class Embedding(Task):
         ("{} Spearman", "spearman", 4),
     )
     aims: ClassVar[Mapping[str, Objective]] = {
-        "cosine": Objective(compared_by[0], lambda items: Score(cosines), compares=True)
+        "cosine": Objective(compared_by[0], lambda items: Score(cosines))
     }
 
     def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:

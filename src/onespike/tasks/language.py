@@ -56,9 +56,8 @@ class Perplexity:
         self.windows = windows
         self.rows: list[dict[str, float]] = []
 
-    def update(self, ann: Any, snn: Any, labels: Tensor | None) -> None:
-        if labels is None:
-            raise DataError("a window without its number cannot be scored. Give the numbers as labels.")
+    def update(self, ann: Any, snn: Any, labels: Tensor) -> None:
+        """Add scores of the windows with these numbers."""
         scores = (scores_of(output).detach() for output in (ann, snn))
         for number, *outputs in zip(labels.tolist(), *scores, strict=True):
             window = self.windows[number]
@@ -163,7 +162,7 @@ class Language(Task):
         "perplexity": Objective(
             scored_by[0][0], lambda items: window_perplexity(items.contents), maximize=False, labeled=True
         ),
-        "agreement": Objective(compared_by[0], lambda items: Score(_same), compares=True),
+        "agreement": Objective(compared_by[0], lambda items: Score(_same)),
     }
 
     def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:

@@ -99,11 +99,8 @@ def bootstrap_errors(evaluators: Sequence[Any]) -> dict[str, float | None]:
 class AveragePrecision:
     """AP, AP50, AP75 and by size for boxes (and masks), equal to pycocotools on the same predictions.
 
-    Args:
-        results: turns a network's output and the images' COCO records into COCO results.
-        categories: the network's class numbers → category ids; results of other classes are dropped. None if the
-            results name category ids already.
-        apart: (original's output, spiking one's) → the divergence of each image, in nats, where there is one.
+    `results` are of a network's output and the images' COCO records. `categories` turn its class numbers into category ids
+    and drop others; None if results name ids. `apart` is the divergence of each image of two outputs, in nats.
     """
 
     def __init__(
@@ -167,8 +164,6 @@ class AveragePrecision:
 
     def compute(self) -> dict[str, Any]:
         """Return `{"ann": {"bbox": {"AP", …}, "segm": {…}}, "snn": {…}, "classes": {name: {"ann": {…}, "snn": {…}}}, …}`."""
-        if not self.images:
-            raise DataError("no image was scored. Give at least one annotated image.")
         record: dict[str, Any] = {"task": "detection", "ann": {}, "snn": {}, "classes": {}}
         bounds: dict[str, Bounds | None] = {}
         for kind in self.kinds:  # the last is the headline

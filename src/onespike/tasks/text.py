@@ -116,10 +116,8 @@ def _dataset(source: str) -> Document:
 
 
 class Tokenizer(Protocol):
-    """Converts texts to numbers below `size` and back; `decode` with `bare` leaves out tokens that open, end and pad a text."""
+    """Converts texts to numbers and back; `decode` with `bare` leaves out tokens that open, end and pad a text."""
 
-    @property
-    def size(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int], bare: bool = False) -> str: ...
 
@@ -129,7 +127,7 @@ def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) ->
 
     With `short`, a text shorter than one window is one short window.
     """
-    tokens = [token for document in documents(source) for token in _tokens(document, tokenizer)]
+    tokens = [token for document in documents(source) for token in tokenizer.encode(document.text)]
     length = max(2, min(len(tokens), length)) if short else length
     if len(tokens) < length:
         raise DataError(
@@ -139,14 +137,3 @@ def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) ->
     windows, name = torch.tensor(tokens).unfold(0, length, length), Path(source).name
     names = (f"{name}[{start}:{start + length}]" for start in range(0, len(tokens), length))
     return Items.read(source, ((n, w, w.numpy().tobytes()) for n, w in zip(names, windows, strict=False)))
-
-
-def _tokens(document: Document, tokenizer: Tokenizer) -> list[int]:
-    ids = tokenizer.encode(document.text)
-    for place, token in enumerate(ids):
-        if not 0 <= token < tokenizer.size:
-            raise DataError(
-                f"{document.name}: token {place} has the number {token}, and the network knows {tokenizer.size} tokens "
-                f"(0 to {tokenizer.size - 1}). Use the tokenizer that the network was trained with."
-            )
-    return ids
