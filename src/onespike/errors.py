@@ -50,21 +50,13 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return an exception's first line without its full stop, for use inside a sentence.
-
-    >>> first_line(ValueError("No such thing.\nDetails."))
-    'No such thing'
-    """
+    """Return an exception's first line without its full stop, for use inside a sentence."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(". ") if lines else type(error).__name__
 
 
 def unknown(kind: str, name: str, registered: Iterable[str], listing: str = "") -> UsageError:
-    """Return the error for a name that is not registered, with the closest registered names, and all or where to find them.
-
-    >>> str(unknown("preset", "sforme", ["sformer"]))
-    "unknown preset 'sforme'. Did you mean 'sformer'? Known: sformer."
-    """
+    """Return the error for a name that is not registered, with the closest registered names, and all or where to find them."""
     names = sorted(registered)
     close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""

@@ -62,11 +62,7 @@ def name_or_number(word: str) -> str | float:
 
 
 def share_or_none(word: str) -> float | None:
-    """Return a share, given in percent or as a number.
-
-    >>> share_or_none("1%"), share_or_none("0.02"), share_or_none("none")
-    (0.01, 0.02, None)
-    """
+    """Return a share, given in percent or as a number."""
     try:
         number = None if word == "none" else float(word.removesuffix("%"))
     except ValueError:
@@ -259,11 +255,7 @@ class Recipe:
         return percentile
 
     def payload(self, levels: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the levels that fit into the bits of a spike.
-
-        >>> Recipe(payload_bits=3).payload((1, 2, 4, 8))
-        (1, 2, 4)
-        """
+        """Return the levels that fit into the bits of a spike."""
         return tuple(y for y in levels if not self.payload_bits or y < 2**self.payload_bits)
 
     def chooses(self, site: Site | str) -> bool:

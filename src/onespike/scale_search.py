@@ -83,11 +83,7 @@ class Search:
 
 
 def grid(count: int) -> list[float]:
-    """Return `count` values of λ from 1 down in a geometric sequence.
-
-    >>> grid(3)
-    [1.0, 0.1, 0.01]
-    """
+    """Return `count` values of λ from 1 down in a geometric sequence."""
     return [round(LOWEST ** (i / max(count - 1, 1)), 12) for i in range(count)]
 
 

@@ -17,14 +17,6 @@ from onespike.recipe import FIELDS, Recipe, words_of
 from onespike.runtime.atomic import try_new_folder
 from onespike.sources import SOURCES
 
-FIRST = ("convert", "bundled:cifar10-vit", "--calibrate", "bundled:cifar10-calibration")
-TRY = {
-    "fields": ("--preset", "sformer", "--set", "percentile=2"),
-    "neurons": ("--preset", "sformer", "--set", "neuron=mtn"),
-    "passes": ("--passes", "nearest,allocate"),
-    "presets": ("--preset", "best"),
-}
-
 
 @command("onespike list presets", "onespike list models vit_tiny", name="list", needs="onespike.recipe")
 def list_names(what: str, contains: str = "") -> Next:
@@ -35,7 +27,8 @@ def list_names(what: str, contains: str = "") -> Next:
     width = max((len(name) for name, _ in listed), default=0)
     for name, about in listed:
         output.line(f"{name:<{width}} {about}".rstrip())
-    return (*FIRST, *TRY.get(what, ()), "--out", unused(Path("run")))
+    network, images = "bundled:cifar10-vit", "bundled:cifar10-calibration"
+    return "convert", network, "--calibrate", images, "--out", unused(Path("run"))
 
 
 def _models() -> Iterator[tuple[str, str]]:

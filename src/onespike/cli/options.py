@@ -204,11 +204,7 @@ def words(**values: object) -> tuple[str, ...]:
 
 
 def held_out(calibration: str) -> str | None:
-    """Return the bundled images to measure on, if bundled ones calibrate.
-
-    >>> held_out("bundled:cifar10-calibration"), held_out("photos")
-    ('bundled:cifar10-test', None)
-    """
+    """Return the bundled images to measure on, if bundled ones calibrate."""
     name = calibration.removesuffix("-calibration")
     return f"{name}-test" if name != calibration and name.startswith("bundled:") else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -114,33 +113,13 @@ def report_pair(run: Path, pair: NetworkPair, items: Items | None, folder: Path,
         output.tables(folder / "report.csv", folder / "report.tex")
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    task: str
-    ann: dict[str, Any]
-    snn: dict[str, Any]
-    energy: dict[str, float | None]
-    analog_share: float
-    images: int
-    profile: str
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True)
-class _Report:
-    """The schema of a report, as far as it is read again."""
-
-    version: int
-    evaluation: _Evaluation | None
-
-
 def reported(run: Path) -> dict[str, Any]:
     """Return the measured report in a run."""
-    from onespike.reports.record import VERSION
+    from onespike.reports.record import VERSION, ReportRecord
     from onespike.runs import storage
 
     storage.load(run)  # a damaged run is named before its report is trusted
-    record = read_sealed(_Report, run / FOLDER / RECORD, AGAIN)
+    record = read_sealed(ReportRecord, run / FOLDER / RECORD, AGAIN)
     if record is None or record["evaluation"] is None or record["version"] != VERSION:
         raise UsageError(f"{run}: no measured report. Give --data DIR, or: onespike report {run} --data DIR")
     return record
@@ -177,9 +156,7 @@ def serve(
             server.serve_forever()
         except KeyboardInterrupt:
             output.note("the page is closed")
-    if (
-        server.session.lock.locked()
-    ):  # torch computes in another thread, where the interpreter cannot end in order
+    if server.session.lock.locked():  # torch computes in a thread, and the interpreter cannot end in order
         atexit.register(os._exit, 0)
     return "report", run
 

@@ -76,7 +76,7 @@ def spent(pair: NetworkPair) -> None:
             f"± {100 * energy['relative_error']:.1f} %{asked}",
             "               " + "  ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()),
         )
-        if "analog_share" in energy and column in ratios:  # runs of earlier versions do not state it
+        if column in ratios:
             line(f"{'':15}{column} is {columns.beside(column, ratios[column], energy['analog_share'])}")
 
 

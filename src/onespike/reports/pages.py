@@ -138,11 +138,7 @@ def common_column(records: Sequence[Record]) -> str:
 
 
 def differences(records: Sequence[Record]) -> dict[str, list[str]]:
-    """Return the recipe fields in which the runs differ → each run's value.
-
-    >>> differences([{"recipe": {"scale": 0.2, "io": "analog"}}, {"recipe": {"scale": 0.3, "io": "analog"}}])
-    {'scale': ['0.2', '0.3']}
-    """
+    """Return the recipe fields in which the runs differ → each run's value."""
     fields = dict.fromkeys(name for record in records for name in record["recipe"])
     table = {name: [str(record["recipe"].get(name, "–")) for record in records] for name in fields}
     return {name: values for name, values in table.items() if len(set(values)) > 1}

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,31 @@ from onespike.tasks import Items, limit
 from onespike.tasks.intervals import Bounds, share_interval
 
 VERSION = 4
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """The schema of a stored evaluation, as far as it is read again."""
+
+    task: str
+    ann: dict[str, Any]
+    snn: dict[str, Any]
+    energy: dict[str, float | None]
+    analog_share: float
+    images: int
+    profile: str
+    seconds: dict[str, float]
+    kl: float | None = None
+
+
+@dataclass(frozen=True)
+class ReportRecord:
+    """The schema of a report, as far as it is read again."""
+
+    version: int
+    evaluation: EvaluationRecord | None
+
+
 PROBE_IMAGES = 32
 DRAWN_SCALES = (1.0, 0.5, 0.25, 0.12)
 EXAMPLES = 6

@@ -62,10 +62,6 @@ def comparison(
     """Return the table of networks, forms or runs on the same inputs: headers and rows.
 
     It states the figure by which they are compared and how far it is from the original's, with 95 % intervals.
-
-    >>> headers, rows = comparison("run", ["a"], [Headline("top-1", 80.0, 79.5)], {"energy": ["0.2"]})
-    >>> headers, rows
-    (('run', 'top-1', '95 %', 'minus original', '95 %', 'energy'), [('a', '79.50', '–', '−0.50', '–', '0.2')])
     """
 
     def interval(bounds: Bounds | None, sign: bool = False) -> str:
@@ -80,13 +76,7 @@ def comparison(
 
 
 def as_csv(headers: Sequence[str], rows: Cells) -> str:
-    """Return a table as CSV, with numbers that programs can read.
-
-    >>> print(as_csv(["run", "difference"], [["a", "−0.5"], ["b", "–"]]), end="")
-    run,difference
-    a,-0.5
-    b,
-    """
+    """Return a table as CSV, with numbers that programs can read."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerows([cell.translate(NUMBERS) for cell in row] for row in (headers, *rows))

@@ -197,20 +197,14 @@ class Row:
         return scored | {name: getattr(self, name) for name in ("milliseconds", "bytes", "refused")}
 
 
-def form_names() -> tuple[str, ...]:
-    """Return all forms: those that run here, and each format that is scored."""
-    names = list(HERE)
-    for name, format in FORMATS.items():
-        if format.scored:
-            names += [f"{name}-integer" if form and len(format.forms) > 1 else name for form in format.forms]
-    return tuple(names)
-
-
 def benchmark_pair(
     pair: NetworkPair, items: Items, *, forms: Sequence[str] | None = None, batch_size: int = 8
 ) -> list[Row]:
     """Measure score, time and size of every form on the same inputs; list impossible forms with the reason."""
-    names, task = form_names(), pair.loaded.task
+    task, names = pair.loaded.task, list(HERE)
+    for name, format in FORMATS.items():
+        several = len(format.forms) > 1
+        names += [f"{name}-integer" if form and several else name for form in format.forms if format.scored]
     chosen = list(names if forms is None else forms)
     for name in chosen:
         if name not in names:

@@ -74,10 +74,8 @@ convert_, convert = _keepable(network.convert_), _keepable(network.convert)
 def save(folder: Path | str, pair: NetworkPair | nn.Module) -> Path:
     """Write a network and how it was converted into a new folder: JSON and safetensors.
 
-    Args:
-        folder: must not exist.
-        pair: a pair, which an adapter can rebuild from its folder, or a converted network of any class, which is
-            given to `load` or `from_pretrained` again, with any weights.
+    An adapter can rebuild a pair from its folder; a converted network of any class is given to `load` or
+    `from_pretrained` again, with any weights.
     """
     if isinstance(pair, nn.Module):
         require("safetensors", "cli", "save")

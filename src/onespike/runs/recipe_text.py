@@ -75,11 +75,7 @@ def recipe_options(recipe: Recipe) -> list[str]:
 
 
 def spike_call(**changes: Any) -> str:
-    """Return the call that converts a network in Python again, with other recipe fields.
-
-    >>> spike_call(scale=0.3)
-    'onespike.spike(model, batches, recipe.replace(scale=0.3))'
-    """
+    """Return the call that converts a network in Python again, with other recipe fields."""
     fields = ", ".join(f"{name}={value!r}" for name, value in changes.items())
     return f"onespike.spike(model, batches, recipe{f'.replace({fields})' if fields else ''})"
 

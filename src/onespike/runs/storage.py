@@ -45,9 +45,7 @@ TRANSFORM = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "st
 class OnespikeConfig:
     """Converts while transformers loads: `AutoModel….from_pretrained(ID, quantization_config=OnespikeConfig(…))`.
 
-    Args:
-        recipe: a preset's name or a recipe.
-        inputs: unlabeled batches, as for `spike`; a folder that holds a converted network needs none.
+    A folder that holds a converted network needs no inputs, which are unlabeled batches, as for `spike`.
     """
 
     recipe: str | Recipe = DEFAULT

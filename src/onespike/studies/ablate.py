@@ -14,6 +14,7 @@ from onespike.errors import DataError
 from onespike.passes import PASSES, PassContext, PassState, chain, check_passes, check_recipe
 from onespike.passes.budget import check_budget, fit, target
 from onespike.presets import FAST
+from onespike.reports.record import EvaluationRecord
 from onespike.runs import Inputs, NetworkPair
 from onespike.runs.inputs import images_digest, network_digest
 from onespike.runs.storage import THRESHOLDS
@@ -24,16 +25,6 @@ from onespike.studies.finished import REMEDY, Finished
 from onespike.tasks import Headline, Items
 
 FOLDER, RECORD = "ablation", "ablation.json"
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """The schema of a row's figures, as far as they are read again."""
-
-    ann: dict[str, Any]
-    snn: dict[str, Any]
-    energy: dict[str, float | None]
-    kl: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -114,11 +105,10 @@ def ablate_run(
             # the literal method has the energy of the others
             state = chain(state, context, chosen) if chosen else fit(state, context, target(state, context))
             spiking = dataclasses.replace(pair, snn=state.network(pair.ann))
-            result = runs.evaluate_pair(spiking, items, batch_size=batch_size, title=what)
-            return {k: v for k, v in result.to_dict().items() if k not in ("scale", "seconds")}
+            return runs.evaluate_pair(spiking, items, batch_size=batch_size, title=what).to_dict()
 
         figures = finished.once(json.dumps({**identity, "passes": chosen}), measure)
-        parse(_Figures, json.dumps(figures), file, REMEDY)
+        parse(EvaluationRecord, json.dumps(figures), file, REMEDY)
         with understood(file, REMEDY):
             headline = pair.loaded.task.headline(figures)
         parse(Headline, json.dumps(dataclasses.asdict(headline)), file, REMEDY)

@@ -1,8 +1,9 @@
 """One network and its images, measured under many recipes; finished measurements are kept."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,8 +32,11 @@ from onespike.runtime.progress import progress
 from onespike.scale_search import search
 from onespike.studies.finished import Finished
 from onespike.tasks import Items, limit
+from onespike.tasks.detection import SHAPES
 
 CACHE = "measured.json"
+PREFIXES, PRECISIONS = (("ann", "ann "), ("snn", "")), ("AP", "AP50")
+"""Of the figures of detectors in a table: the original network's and the spiking one's, of boxes and of masks."""
 SPREAD = ("sd", "lowest", "highest")
 """Columns of the score's spread over calibrations."""
 
@@ -99,21 +103,21 @@ class Bench:
         return convert(self.ann, self.calibrated(recipe), recipe, share_weights=True)
 
     def measure(self, recipe: Recipe) -> dict[str, Any]:
-        """Measure the headline, divergence, energy and time of the network under a recipe, on the test images."""
-        return self.repeated("score " + spell(recipe), lambda: self._measure(recipe), "score")
+        """Measure the headline, precision, divergence, energy and time of the network under a recipe, on the test images.
 
-    def repeated(self, key: str, measure: Callable[[], dict[str, Any]], *scores: str) -> dict[str, Any]:
-        """Measure after each calibration: the mean of every figure, and the spread of the first of these scores."""
-        rows = []
+        After several calibrations figures are means, and the score has its spread.
+        """
+        rows, key = [], "score " + spell(recipe)
         for number, calibration in enumerate(self.calibrations):
             self.calibration = calibration
-            rows.append(self.once(f"{key} after calibration {number}" if number else key, measure))
+            name = f"{key} after calibration {number}" if number else key
+            rows.append(self.once(name, lambda: self._measure(recipe)))
         self.calibration = self.calibrations[0]
         if len(rows) == 1:
             return rows[0]
         every = {name: [row[name] for row in rows] for name in rows[0]}
         numbers = {n: v for n, v in every.items() if all(isinstance(one, int | float) for one in v)}
-        over = next((spread(numbers[name]) for name in scores if name in numbers), {})
+        over = spread(numbers["score"]) if "score" in numbers else {}
         means = {name: fmean(values) for name, values in numbers.items()}
         return {**rows[0], **means, **{name: over.get(name) for name in SPREAD}}
 
@@ -129,7 +133,13 @@ class Bench:
         record = result.to_dict()
         headline = self.loaded.task.headline(record)
         rows = [row for row in result.ledger.sites.values() if row.spiking]
+        precisions = {
+            f"{prefix}{shape} {name}": record[network][kind][name]
+            for (network, prefix), (kind, shape), name in product(PREFIXES, SHAPES.items(), PRECISIONS)
+            if kind in record.get(network, ())
+        }
         return {
+            **precisions,
             "metric": headline.title,
             "ann": headline.original,
             "score": headline.spiking,

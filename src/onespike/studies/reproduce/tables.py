@@ -1,14 +1,11 @@
 """The paper's tables beside its printed numbers: accuracy in percent, energy as a ratio; and one that answers its critics."""
 
 from collections.abc import Iterator
-from itertools import product
-from typing import Any
 
 from onespike.energy.columns import PAPER, searchable
 from onespike.recipe import Recipe, preset
-from onespike.studies.reproduce.bench import SPREAD, Bench, spell
+from onespike.studies.reproduce.bench import PRECISIONS, SPREAD, Bench
 from onespike.studies.reproduce.study import Row, curves, study
-from onespike.tasks.detection import SHAPES
 
 ENERGY = {
     "ViT-Base/16": {
@@ -58,7 +55,6 @@ OTHER_DATA = (
     "numbers cannot."
 )
 SCORES = ("metric", "score", "error", "kl", *searchable())
-PRECISIONS = ("AP", "AP50")
 
 
 def network_of(spec: str) -> str | None:
@@ -74,9 +70,8 @@ def literal(bench: Bench) -> Recipe:
 
 
 def scores(measured: Row, *first: str) -> Row:
-    """Return the columns that most tables have; a kept measurement may be older than one of them."""
-    columns = {column: measured.get(column) for column in (*first, *SCORES)}
-    return columns | {column: measured[column] for column in SPREAD if column in measured}
+    """Return the columns that most tables have."""
+    return {c: measured[c] for c in (*first, *SCORES, *SPREAD) if c in measured}
 
 
 def row(bench: Bench, case: Row, recipe: Recipe, *first: str) -> Row:
@@ -119,27 +114,14 @@ def detection(bench: Bench) -> Iterator[Row]:
     recipe = preset("sformer")
     searched = bench.searched(recipe, objective="ap").scale
     for title, scale in (("λ searched", searched), ("λ of the preset", recipe.scale), ("λ = 1", 1.0)):
-        measured = _precision(bench, recipe.replace(scale=scale))
-        yield {"network": f"{bench.loaded.spec}, {title}", "T": 1, "scale": scale, **measured}
+        measured = bench.measure(recipe.replace(scale=scale))
+        ours = {k: v for k, v in measured.items() if " AP" in k or k in (*searchable(), *SPREAD)}
+        yield {"network": f"{bench.loaded.spec}, {title}", "T": 1, "scale": scale, **ours}
     for name, (timesteps, boxes, masks) in DETECTION.items():
         printed: Row = {"network": name, "T": timesteps}
         for shape, figures in (("box", boxes), ("mask", masks)):
             printed |= {f"paper {shape} {k}": v for k, v in zip(PRECISIONS, figures, strict=True)}
         yield printed
-
-
-def _precision(bench: Bench, recipe: Recipe) -> dict[str, Any]:
-    """Measure AP and AP50 of both networks and the energy under a recipe, on the test images."""
-
-    def measure() -> dict[str, Any]:
-        record = bench.evaluated(recipe).to_dict()
-        figures: Row = {}
-        for (network, prefix), (kind, shape) in product((("ann", "ann "), ("snn", "")), SHAPES.items()):
-            if shape_figures := record[network].get(kind):
-                figures |= {f"{prefix}{shape} {name}": shape_figures[name] for name in PRECISIONS}
-        return figures | {column: record["energy"][column] for column in searchable()}
-
-    return bench.repeated("detection " + spell(recipe), measure, "mask AP", "box AP")
 
 
 @study(
