@@ -40,7 +40,6 @@ from onespike.adapters.detection import box, run_lengths
 from onespike.conversion.network import set_scale_
 from onespike.energy.ledger import Ledger
 from onespike.neurons import Neuron
-from onespike.passes import parse_passes
 from onespike.runs.searching import scale_within
 from onespike.runtime.atomic import write_atomically
 from onespike.runtime.forward import evaluating
@@ -247,7 +246,7 @@ def main() -> None:
         rest = [i for i in range(len(items)) if i % options.parts != part]
         if options.passes:
             recipe = onespike.preset(
-                "sformer", passes=parse_passes(options.passes), budget=options.budget, energy=options.energy
+                "sformer", passes=options.passes, budget=options.budget, energy=options.energy
             )
             task = Detection(of, objects, masks=True)
             snn = onespike.spike(network, [x for x, _ in feed(rest)], recipe, task=task)

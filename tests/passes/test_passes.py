@@ -21,8 +21,8 @@ from onespike.passes import (
     PassContext,
     calibration_pass,
     chain,
+    check_passes,
     check_recipe,
-    parse_passes,
     statistics,
 )
 from onespike.passes.budget import spending
@@ -200,7 +200,7 @@ def test_constants_of_products_of_activations_are_charged():
 )
 def test_what_cannot_be_asked_for_is_named(names, message):
     with pytest.raises(UsageError, match=message):
-        parse_passes(names)
+        check_passes(names.split(","))
     with pytest.raises(UsageError, match=message):  # before anything runs
         spike(nn.Linear(2, 2), [], passes=tuple(names.split(",")))
 
@@ -227,7 +227,7 @@ def test_a_pass_that_scales_all_steps_keeps_them_or_is_refused(steps):
     state, context = ready()
     before, recipe = state.thresholds, state.recipe.replace(passes=("finer",))
     try:
-        assert parse_passes("allocate, finer, nearest") == ("nearest", "finer", "allocate")
+        assert check_passes(["allocate", "finer", "nearest"]) == ("nearest", "finer", "allocate")
         if not steps:
             with pytest.raises(UsageError, match=r"finer multiplies all steps by one factor.*steps=True"):
                 improve(context.model, context.inputs, before, recipe)
