@@ -24,6 +24,13 @@ USUAL = {"budget": 0.2, "energy": "binary", **INTEGER}
 TOLERANT = {"max_drop": 0.005, **USUAL}  # the budget is the most: less where this expected loss allows it
 DEFAULT = "fast"  # of `onespike convert` and `onespike.spike`; a bare `Recipe()` is the paper's
 
+
+def _of_paper(network: str, scale: float, softmax: float, accuracy: str = "") -> Preset:
+    about = f"The paper's λ and softmax threshold for {network}."
+    measured = f"Not measured here; the paper has {accuracy}." if accuracy else ""
+    return Preset(about, measured, accuracy and REPRODUCTION, {"scale": scale, "softmax": softmax})
+
+
 PRESETS: dict[str, Preset] = {
     "fast": Preset(
         "The default: passes that take minutes; a binary ratio of at most 0.2 of all MACs, and the least that is expected to lose 0.5 %.",
@@ -61,30 +68,11 @@ PRESETS: dict[str, Preset] = {
             **INTEGER,
         },
     ),
-    "paper-vit-base": Preset(
-        "The paper's λ and softmax threshold for ViT-Base/16.",
-        "Not measured here; the paper has 80.8 to 70.6 or 70.7 %.",
-        REPRODUCTION,
-        {"scale": 0.252, "softmax": 0.0035},
-    ),
-    "paper-vit-large": Preset(
-        "The paper's λ and softmax threshold for ViT-Large/16.",
-        "Not measured here; the paper has 84.9 to 82.4 %.",
-        REPRODUCTION,
-        {"scale": 0.313, "softmax": 0.0036},
-    ),
-    "paper-eva": Preset(
-        "The paper's λ and softmax threshold for EVA.",
-        "Not measured here; the paper has 89.6 to 88.8 %.",
-        REPRODUCTION,
-        {"scale": 0.360, "softmax": 0.0035},
-    ),
-    "paper-eva-detection": Preset(
-        "The paper's λ and softmax threshold for boxes by EVA.", settings={"scale": 0.350, "softmax": 0.0036}
-    ),
-    "paper-eva-segmentation": Preset(
-        "The paper's λ and softmax threshold for masks by EVA.", settings={"scale": 0.333, "softmax": 0.0036}
-    ),
+    "paper-vit-base": _of_paper("ViT-Base/16", 0.252, 0.0035, "80.8 to 70.6 or 70.7 %"),
+    "paper-vit-large": _of_paper("ViT-Large/16", 0.313, 0.0036, "84.9 to 82.4 %"),
+    "paper-eva": _of_paper("EVA", 0.360, 0.0035, "89.6 to 88.8 %"),
+    "paper-eva-detection": _of_paper("boxes by EVA", 0.350, 0.0036),
+    "paper-eva-segmentation": _of_paper("masks by EVA", 0.333, 0.0036),
     "if": Preset(
         "A baseline: rate coding by integrate-and-fire over 32 steps.",
         "Bundled ResNet-18, neurons in place of ReLUs: 92.5 to 74.5 %. ResNet-18 at batch 1: 48.3 times the time.",

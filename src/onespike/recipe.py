@@ -106,9 +106,7 @@ class Recipe:
     preset: str = declared("sformer", "The starting point: see `onespike list presets`.", "NAME", usual=True)
     neuron: str = declared("sfn", "See `onespike list neurons`.", "NAME")
     levels: str = declared(
-        "mixed:8",
-        "M of eq. 12, or linear:8, exponential:8: 2M levels; bits:8, mixed:64+8, 1,2,4.",
-        "M",
+        "mixed:8", "M of eq. 12, or linear:8, exponential:8: 2M levels; bits:8, mixed:64+8, 1,2,4.", "M"
     )
     rounding: str = declared(
         "paper",

@@ -84,17 +84,7 @@ def as_csv(headers: Sequence[str], rows: Cells) -> str:
 
 
 def as_latex(headers: Sequence[str], rows: Cells) -> str:
-    r"""Return a table as a LaTeX `tabular`, its first column to the left.
-
-    >>> print(as_latex(["run", "top-1 %"], [["a_b", "80.3 ± 0.6"]]), end="")
-    \begin{tabular}{lr}
-    \hline
-    run & top-1 \% \\
-    \hline
-    a\_b & 80.3 $\pm$ 0.6 \\
-    \hline
-    \end{tabular}
-    """
+    """Return a table as a LaTeX `tabular`, its first column to the left."""
     first, *others = (" & ".join(cell.translate(TEX) for cell in row) + r" \\" for row in (headers, *rows))
     columns = "l" + "r" * (len(headers) - 1)
     begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"

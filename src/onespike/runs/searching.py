@@ -20,7 +20,7 @@ from onespike.conversion.network import set_scale_
 from onespike.energy.columns import column_of, searchable
 from onespike.energy.ledger import Ledger, or_none
 from onespike.energy.metering import counted, metered
-from onespike.energy.profiles import DEFAULT, profile
+from onespike.energy.profiles import profile
 from onespike.errors import DataError, UsageError, unknown
 from onespike.evaluation.pairwise import Once, pairwise
 from onespike.recipe import preset
@@ -260,8 +260,7 @@ def search_run(
     (folder / FOLDER).mkdir(exist_ok=True)
     # Each request is a separate study, so that one run may be searched in several ways. The thresholds stand for the
     # network and its calibration.
-    prices = None if profile().name == DEFAULT else profile().name
-    parts = (sha256(folder / storage.THRESHOLDS)[:16], objective, sampler, budget, column, prices)
+    parts = (sha256(folder / storage.THRESHOLDS)[:16], objective, sampler, budget, column, profile().name)
     result = run(
         sampler=sampler,
         budget=budget,

@@ -41,11 +41,7 @@ class Row:
 
 
 def choices(names: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return no pass, each alone (with what it needs), each left out (with what needs it), and all; each choice once.
-
-    >>> choices(("nearest", "allocate"))
-    [('none', ()), ('nearest alone', ('nearest',)), ('allocate alone', ('allocate',)), ('all', ('nearest', 'allocate'))]
-    """
+    """Return no pass, each alone (with what it needs), each left out (with what needs it), and all; each choice once."""
     titles: dict[tuple[str, ...], str] = {(): "none"}
     for name in names:
         titles.setdefault(check_passes((*PASSES[name].needs, name)), f"{name} alone")

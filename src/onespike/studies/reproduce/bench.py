@@ -17,7 +17,7 @@ from onespike.calibration.stream import calibrate
 from onespike.calibration.thresholds import Thresholds, calibrated_by
 from onespike.conversion.network import convert
 from onespike.energy.ledger import or_none
-from onespike.energy.profiles import DEFAULT, profile
+from onespike.energy.profiles import profile
 from onespike.errors import DataError
 from onespike.evaluation.pairwise import Once
 from onespike.evaluation.side_by_side import Evaluation
@@ -65,13 +65,13 @@ class Bench:
             "network": self.loaded.spec,
             "weights": self.loaded.weights,
             "preprocessing": self.loaded.reading.preprocessing,
-            **({} if profile().name == DEFAULT else {"profile": profile().name}),
+            "profile": profile().name,
             **{name: list(items.names) for name, items in sets.items()},
             "sha256": {
                 "weights": network_digest(self.ann),
                 **{name: images_digest(items) for name, items in sets.items()},
             },
-            **({"draws": [images_digest(items) for items in self.draws]} if self.draws else {}),
+            "draws": [images_digest(items) for items in self.draws],
         }
         self.finished = Finished(self.folder / CACHE, self.identity)
         self.once = self.finished.once
