@@ -136,7 +136,6 @@ def serve(
     Drop an input on it to see both networks' answers, the spikes of every site, the energy, and
     the effect of another λ. Only this machine can reach it. Ctrl-C ends it.
     """
-    from onespike.energy.profiles import profile as prices_of
     from onespike.reports.live import HERE, LiveServer, Session
     from onespike.runs import load
 
@@ -147,7 +146,7 @@ def serve(
     pair = load(run, device=device)
     with (
         TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        LiveServer(Session(run, pair, prices_of(), folder), host, port) as server,
+        LiveServer(Session(run, pair, folder=folder), host, port) as server,
     ):
         if host not in HERE:
             output.note("warning: other machines can reach this page, and nothing asks them who they are")

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onespike.energy.columns import DEFINITION, meanings
 from onespike.errors import LoadError, first_line, require
 from onespike.reports.pages import in_markdown, values
 from onespike.runs import storage
@@ -51,15 +50,8 @@ def write_card(
     """Write `README.md` and, where there is none, `config.json` into a run folder; without a repository it is loaded from its folder."""
     run = storage.load(folder)
     recipe, spec = run.recipe, run.network["spec"]
-    record = {
-        "network": run.network,
-        "recipe": recipe.to_dict(),
-        "energy": recipe.energy,
-        "energy_columns": meanings(),
-        "energy_definition": DEFINITION,
-        "evaluation": evaluation,
-        "data": None,
-    }
+    about = {"network": run.network, "recipe": recipe.to_dict(), "energy": recipe.energy}
+    record = {**about, "evaluation": evaluation, "data": None}
     head = {"library_name": "onespike", "license": license, "tags": ["spiking-neural-network", "onespike"]}
     text = in_markdown(
         "card.md", **values([record]), head=head, spec=spec, recipe=recipe, recipe_text=recipe_text(recipe),

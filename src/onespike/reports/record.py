@@ -13,7 +13,7 @@ from onespike import runs
 from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import table
 from onespike.diagnosis.probe import trail
-from onespike.energy.columns import DEFINITION, meanings, reading_of
+from onespike.energy.columns import reading_of
 from onespike.energy.survey import Survey
 from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Once, pairwise
@@ -81,8 +81,6 @@ def gather(
         "command": spike_call() if run is None else convert_command(pair, run),
         "unit": loaded.task.unit,
         "energy": column,
-        "energy_columns": meanings(),
-        "energy_definition": DEFINITION,
         "evaluation": None,
         "data": None,
         "front": None,
