@@ -115,7 +115,6 @@ def generate(
     *,
     length: int = 64,
     stream: bool = False,
-    original: bool = False,
     temperature: float = 0.0,
     seed: int | None = None,
     cache: str = "dynamic",
@@ -158,18 +157,14 @@ def generate(
         streamer = TextStreamer(tokenizer.tokenizer, skip_special_tokens=True)
     drawn: Any = {"temperature": temperature, "seed": seed or 0}
     written = write(pair.snn, batch, length, column=column, cache=cache, streamer=streamer, **drawn)
-    texts, other = [tokenizer.decode(ids, bare=True) for ids in written.ids.tolist()], []
-    if original:
-        moved = {k: v.to(written.ids.device) for k, v in batch.items()}
-        answers = pair.ann.generate(**moved, max_new_tokens=length, do_sample=False, disable_compile=True)  # type: ignore[operator]
-        other = [tokenizer.decode(ids, bare=True) for ids in answers.tolist()]
+    texts = [tokenizer.decode(ids, bare=True) for ids in written.ids.tolist()]
     record = {
-        "prompts": prompts, "texts": texts, "original": other, "column": column, "profile": profile,
+        "prompts": prompts, "texts": texts, "column": column, "profile": profile,
         "prefill": asdict(written.prefill), "decode": asdict(written.decode),
         "forwards": [asdict(spent) for spent in written.forwards],
     }  # fmt: skip
     output.figures(json_file, record)
-    for text in (*([] if stream else texts), *(f"original: {text}" for text in other)):
+    for text in () if stream else texts:
         output.line(text, "")
     show.costs_per_token(written.prefill, written.decode, column)
     return "serve", run

@@ -102,7 +102,6 @@ OPTIONS = {
     "limit": Word("N", "Use N inputs, evenly spaced over the sorted list."),
     "model": Word("MODEL", "The network of a run that holds no code, as python:FILE.py:FACTORY; that file is run."),
     "objective": Word("NAME", "kl (no labels), or one of the network's task: accuracy and the like, the default."),
-    "original": Word("", "Also show what the original network writes."),
     "out": Word("DIR", "The folder to write.", attempt=try_folder),
     "passes": Word("NAMES", "Instead, each of these passes alone, left out, and all; `run`: those of the run."),
     "preprocess": Word("WHAT=VALUE", "Not the library's: resize=N, crop=N, mean=R,G,B, std=R,G,B; may be repeated."),

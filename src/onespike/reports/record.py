@@ -15,12 +15,11 @@ from onespike.conversion.network import table
 from onespike.diagnosis.probe import trail
 from onespike.energy.columns import reading_of
 from onespike.energy.survey import Survey
-from onespike.errors import LoadError
 from onespike.evaluation.pairwise import Once, pairwise
 from onespike.evaluation.side_by_side import at_scale
 from onespike.runs import NetworkPair
 from onespike.runs.recipe_text import convert_command, recipe_text, spike_call
-from onespike.runs.searching import searched
+from onespike.runs.searching import aim_of, searched
 from onespike.runtime.provenance import made, versions
 from onespike.tasks import Items, limit
 from onespike.tasks.intervals import Bounds, share_interval
@@ -117,11 +116,7 @@ def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:
     points = [{name: trial[name] for name in ("scale", "value", "energy")} for trial in trials]
     if not points:
         return None
-    objective = pair.loaded.task.objectives.get(search["objective"])
-    if objective is None:
-        raise LoadError(
-            f"{run}: its search was by {search['objective']}, which {pair.loaded.spec} does not have. Search again."
-        )
+    objective = aim_of(pair, search["objective"])
     if objective.share:  # its interval follows from the number of images
         points = [{**p, **_reach(share_interval(p["value"], search["images"]))} for p in points]
     return {

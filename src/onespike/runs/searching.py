@@ -130,14 +130,15 @@ def search(
     """
     pair, items = in_memory(model, snn, loader, task)
     column = None if budget is None else energy or pair.recipe.energy
-    aim = _aim(pair, objective or pair.loaded.task.objective(items))
+    aim = aim_of(pair, objective or pair.loaded.task.objective(items))
     _, run = _scales(pair, items, aim, column, len(items))
     result = run(trials=trials, sampler=sampler, budget=budget)
     set_scale_(snn, result.best.scale)
     return result
 
 
-def _aim(pair: NetworkPair, name: str) -> Objective:
+def aim_of(pair: NetworkPair, name: str) -> Objective:
+    """Return the objective of this name, which must be one of the network's task."""
     objectives = pair.loaded.task.objectives
     if name not in objectives:
         raise unknown("objective", name, objectives)
@@ -248,14 +249,14 @@ def search_run(
     if budget is not None and not budget > 0:
         raise UsageError(f"the budget must be above 0, not {budget:g}. The paper has 0.15 to 0.19.")
     try_file(folder / FOLDER / RECORD)
-    labeled = objective is None or _aim(pair, objective).labeled
+    labeled = objective is None or aim_of(pair, objective).labeled
     before_search, own_column = pair.snn, pair.recipe.energy
     if pair.recipe.factors:  # a search starts from one λ for all
         pair = with_recipe(pair, pair.recipe.replace(factors=()))
     items, available = search_images(pair, data, limit, annotations, labeled)
     column = energy or own_column if budget is not None or energy is not None else None
     objective = objective or pair.loaded.task.objective(items)
-    measure, run = _scales(pair, items, _aim(pair, objective), column, batch_size)
+    measure, run = _scales(pair, items, aim_of(pair, objective), column, batch_size)
     before = counted(before_search, measure.parts[0][0])
     (folder / FOLDER).mkdir(exist_ok=True)
     # Each request is a separate study, so that one run may be searched in several ways. The thresholds stand for the
