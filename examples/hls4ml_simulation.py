@@ -106,8 +106,9 @@ def layers(
         before, plain = node["name"], all(args.get(name) is None for name in ("up", "down", "gain", "sign"))
         args = {name: held.get(a["value"]) if isinstance(a, dict) else a for name, a in args.items()}
         if op == "spikes.compare" and plain:
-            site = record["sites"][args["site"]]
-            cuts, values = args["thresholds"][0] / 2.0 ** site["fraction"], site["values"]
+            site, rows = record["sites"][args["site"]], args["rows"]
+            cuts = args["thresholds"] if rows is None else args["thresholds"][rows]
+            cuts, values = cuts[0] / 2.0 ** site["fraction"], site["values"]
             if len(shape) == 1 and len(cuts) > 1:
                 cuts = cuts[order.flatten()]
             cuts = (np.moveaxis(cuts, 0, -2) if len(shape) == 3 else cuts).reshape(-1, len(values) - 1)

@@ -1,7 +1,7 @@
 """Run a folder of `onespike export --format integers` in plain NumPy and compare every spike: python … FOLDER."""
 
 # fmt: off
-# ruff: noqa: B905, BLE001, E401, E731, I001, RUF007
+# ruff: noqa: B905, BLE001, E401, E731, I001
 import hashlib, json, math, sys
 from pathlib import Path
 import numpy as np
@@ -19,9 +19,10 @@ def fire(x, positive, negative, center, gain, sides, levels, bounds, site):  # a
     return np.asarray((0.0, *levels))[np.searchsorted(bounds, size, side="right")] * np.sign(x)
 def decode(counts, positive, negative, gain, offset, sides, site):
     return counts * np.where(counts > 0, positive, negative) * given(gain, 1) + given(offset, 0)
-def compare(x, thresholds, sign, values, fraction, site):
-    whole = x * given(sign, 1) * 2.0**fraction
-    return sum(((whole >= thresholds[..., i]) * (b - a) for i, (a, b) in enumerate(zip(values, values[1:]))), values[0] + 0 * whole)
+def compare(x, thresholds, rows, sign, values, fraction, site):
+    whole, cuts = x * given(sign, 1) * 2.0**fraction, np.moveaxis(thresholds, -1, 0)  # a neuron has its row, where there are rows
+    reached = ((whole >= (cut if rows is None else cut[rows])) * (b - a) for cut, a, b in zip(cuts, values, values[1:]))
+    return sum(reached, values[0] + 0 * whole)
 def times(counts, up, down, shape):  # counts of each sign in common units, whole numbers
     return counts if up is None else counts * np.where(counts > 0, up.reshape(shape), down.reshape(shape))
 def linear_sums(counts, weight, up, down, most, signed, site):

@@ -103,7 +103,8 @@ def chain(
             and plain
             and (weight is None or record["sites"][args["site"]]["fraction"] == 0)
         ):
-            site, cuts = record["sites"][args["site"]], args["thresholds"]
+            site, rows = record["sites"][args["site"]], args["rows"]
+            cuts = args["thresholds"] if rows is None else args["thresholds"][rows]
             if weight is not None:
                 wide = np.broadcast_to(cuts, (1, *site["shape"][1:], cuts.shape[-1]))[0]
                 made.append((weight, wide, site["values"], args["site"]))

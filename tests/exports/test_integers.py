@@ -22,16 +22,15 @@ from torch import nn
 import onespike
 from exports.small import AFFINE, TOKENS, Attention, Back, Convolutions, Deep, InPlace, Pools, small
 from onespike.deploy.exports import Exported
-from onespike.deploy.exports.base import verify
+from onespike.deploy.exports.base import hardware, verify
 from onespike.deploy.exports.integers import Replay
 from onespike.deploy.exports.record import NetworkRecord, schema
-from onespike.deploy.exports.sheet import sheet
 from onespike.errors import LoadError, UsageError
 from onespike.recipe import Recipe, preset
 from onespike.runtime.validated import parse, sealed
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "replay_integers.py"
-FILES = ("network.safetensors", "golden.safetensors", "schema.json", "sheet.json")
+FILES = ("network.safetensors", "golden.safetensors", "schema.json")
 CHIP = preset("chip", passes=("nearest",), budget=None)
 
 
@@ -84,8 +83,22 @@ def test_attention_multiplies_counts_with_counts(recipe: Recipe, tmp_path: Path)
     assert done.comparison.differ <= done.comparison.counts // 1000
     assert runpy.run_path(str(SCRIPT))["replay"](done.file)[1] == 0
     snn, batches = small(Attention, recipe)
-    products = [row.name for row in sheet(snn, batches).operations if "product of two" in row.name]
+    products = [row.name for row in hardware(snn, batches).operations if "product of two" in row.name]
     assert set(products) == {"product of two counts"}
+
+
+def test_neurons_with_the_same_thresholds_share_a_row(tmp_path: Path) -> None:
+    recipe = Recipe(passes=("nearest", "positions"), payload_bits=3)
+    done = written(Attention, recipe, tmp_path / "a")
+    replay = Replay.read(done.file)
+    shared = {name: site for name, site in replay.record["sites"].items() if site["rows"] is not None}
+    assert shared
+    for site in shared.values():
+        table, rows = replay.tensors[site["thresholds"]], replay.tensors[site["rows"]]
+        assert table.dim() == 2 and len(table.unique(dim=0)) == len(table) < rows.numel()
+        assert torch.equal(rows.unique(), torch.arange(len(table)))
+    assert done.comparison.differ <= done.comparison.counts // 1000
+    assert runpy.run_path(str(SCRIPT))["replay"](done.file)[1] == 0
 
 
 def test_golden_inputs_are_as_many_as_asked(tmp_path: Path) -> None:
@@ -263,14 +276,17 @@ def test_thresholds_fire_as_the_neuron_behind_the_function(function: str, code: 
     site = record["sites"]["2:linear0_input"]
     assert site["fraction"] == 0, "it compares the sums of the product themselves"
     assert not any(node["op"].startswith("aten.gelu") for node in record["nodes"])
-    thresholds = replay.tensors[site["thresholds"]].expand(1, 16, -1)[0]
+    thresholds = replay.tensors[site["thresholds"]]
+    rows = None if site["rows"] is None else replay.tensors[site["rows"]]
+    thresholds = (thresholds if rows is None else thresholds[rows.long()]).expand(1, 16, -1)
     integer = onespike.optimize(snn, integer_units=True)
     product, expected = integer[0].integer_linear0_input, integer[2].neurons.linear0_input.code()
     largest = product.most * int(product.weight.int().abs().sum(1).max())
     # at every threshold and beside it, [sums, channels]; those beyond the largest sum stand for always and never
-    near = torch.cat([thresholds + offset for offset in (-1, 0, 1)], -1).clamp(-largest, largest).t().double()
+    cuts = thresholds[0].double()
+    near = torch.cat([cuts + offset for offset in (-1, 0, 1)], -1).clamp(-largest, largest).t()
     sign = None if site["sign"] is None else replay.tensors[site["sign"]]
-    fired = torch.ops.spikes.compare(near, replay.tensors[site["thresholds"]], sign, site["values"], 0, "")
+    fired = torch.ops.spikes.compare(near, thresholds, None, sign, site["values"], 0, "")
     value = near * product.scale.double() + product.bias.double()
     with torch.no_grad():
         behind = copy.deepcopy(snn[1]).double()(value)
@@ -287,14 +303,13 @@ def test_record_and_schema(tmp_path: Path) -> None:
     record = json.loads(text)
     parse(NetworkRecord, text, "network.json", "")
     assert json.loads((tmp_path / "a" / "schema.json").read_text()) == schema()
-    assert json.loads((tmp_path / "a" / "sheet.json").read_text())["totals"]["weight_bytes"] > 0
     published = SCRIPT.parents[1] / "docs" / "integers.schema.json"
     assert json.loads(published.read_text()) == schema()
-    assert record["version"] == 4 and record["facts"] == {"scale": 0.25}
+    assert record["version"] == 5 and record["facts"] == {"scale": 0.25}
     ops = {node["op"] for node in record["nodes"]}
     assert {"spikes.compare", "spikes.conv", "spikes.conv_sums"} <= ops
     events = Replay.read(tmp_path / "a")(small(Convolutions)[1][0]).counts
     assert np.prod(record["sites"][events[0][0]]["shape"]) == events[0][1].numel()
-    (tmp_path / "a" / "network.json").write_text('{"version": 4, "format": 1}')
+    (tmp_path / "a" / "network.json").write_text('{"version": 5, "format": 1}')
     with pytest.raises(LoadError, match="the file is damaged"):
         Replay.read(tmp_path / "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from torch import nn
 
 import onespike
-from onespike.deploy.exports.sheet import FIXED, MULTIPLIED, SHIFTED, sheet
+from exports.small import installed
+from onespike.deploy.exports.base import hardware
+from onespike.deploy.exports.sheet import FIXED, MULTIPLIED, SHIFTED
 from onespike.errors import UsageError
 from onespike.recipe import Recipe
 
@@ -23,7 +26,7 @@ def network(**fields: object) -> tuple[nn.Module, list[torch.Tensor]]:
 
 def test_a_site_by_hand():
     snn, batches = network(io="spiking", levels="linear:4")
-    made = sheet(snn, batches)
+    made = hardware(snn, batches)
     assert [row.site for row in made.sites] == ["0:linear0_input", "2:linear0_input", "4:linear0_input"]
     row = made.sites[2]
     integer = onespike.optimize(snn, integer_units=True)
@@ -53,16 +56,39 @@ def test_many_levels_shift_or_multiply():
         snn, batches = network(
             io="int8", levels="linear:200", step_digits=digits, passes=("nearest", "center")
         )
-        rows = {(row.layer, row.name): row for row in sheet(snn, batches).operations}
+        rows = {(row.layer, row.name): row for row in hardware(snn, batches).operations}
         assert rows["2", f"neuron: {expected}"].number == 16 and rows["1", "gelu"].width == FIXED
 
 
 def test_products_in_floats_are_listed_and_refused(tmp_path: Path):
     snn, batches = network()
-    made = sheet(snn, batches)
+    made = hardware(snn, batches)
     assert [(row.layer, row.number) for row in made.floats] == [("0", 96), ("4", 36)]
     onespike.export(snn, "integers", tmp_path / "a", batches)
     with pytest.raises(UsageError, match=r"the products of 0, 4 are left in floats\. Convert with io='int8'"):
         onespike.export(snn, "integers", tmp_path / "b", batches, integer=True)
-    assert not (tmp_path / "b").exists()
+    assert not list(tmp_path.glob("b*"))
     onespike.export(network(io="int8")[0], "integers", tmp_path / "c", batches, integer=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("integers", ""), ("onnx", ".onnx"), ("qonnx", ".onnx"), ("nir", ".nir")]
+)
+def test_the_sheet_lies_beside_every_integer_file(name: str, suffix: str, tmp_path: Path):
+    installed(name)
+    snn, batches = network(io="spiking", levels="linear:4")
+    done = onespike.export(snn, name, tmp_path / f"a{suffix}", batches, integer=True)
+    assert done.sheet == hardware(snn, batches)
+    written = json.loads((tmp_path / f"a{suffix}.sheet.json").read_text())
+    assert (
+        written == json.loads(json.dumps(done.sheet.to_dict())) and written["totals"]["weight_bytes"] == 324
+    )
+
+
+def test_what_runs_in_torch_or_in_floats_has_no_sheet(tmp_path: Path):
+    installed("onnx")
+    snn, batches = network(io="spiking", levels="linear:4")
+    for name, integer in (("pt2", True), ("pt2", False), ("onnx", False)):
+        done = onespike.export(snn, name, tmp_path / f"{integer}.{name}", batches, integer=integer)
+        assert done.sheet is None
+    assert not list(tmp_path.glob("*.sheet.json"))

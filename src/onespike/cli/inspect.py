@@ -112,14 +112,14 @@ def inspect(
     """
     from onespike import runs
     from onespike.cli import show
-    from onespike.deploy.exports import sheet as sheets
+    from onespike.deploy.exports.base import hardware as sheet_of
     from onespike.runs import storage
     from onespike.runs.forms import real_inputs
     from onespike.runs.recipe_text import convert_command, recipe_record, recipe_text
 
     pair = runs.load(run)
     if hardware:
-        sheet = sheets.sheet(pair.snn, real_inputs(pair, None, 8, 4))
+        sheet = sheet_of(pair.snn, real_inputs(pair, None, 8, 4))
         output.figures(json_file, sheet.to_dict())
         show.hardware(sheet)
         return "export", run, "--format", "integers", "--out", f"{run}-integers"

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from onespike.deploy.exports.comparison import Comparison, Differences, Run, compare, largest_class
+from onespike.deploy.exports.sheet import Sheet, sheet
 from onespike.deploy.integer import check_deployable, optimize
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.runtime.atomic import atomic_files, damage, digests
@@ -36,8 +37,6 @@ class Request:
     network: nn.Module
     batches: Sequence[Any]
     facts: Mapping[str, Any]
-    strict: bool = False
-    """Whether a product that is left in floats is refused."""
     integer: bool = False
     """Whether it is the integer form."""
     golden: int | None = None
@@ -45,9 +44,8 @@ class Request:
 
     @staticmethod
     def of(
-        snn: nn.Module, inputs: Any, integer: bool, facts: Mapping[str, Any], strict: bool = False,
-        golden: int | None = None,
-    ) -> Request:  # fmt: skip
+        snn: nn.Module, inputs: Any, integer: bool, facts: Mapping[str, Any], golden: int | None = None
+    ) -> Request:
         """Return the request for one form of a network; what no format can write is refused."""
         check_deployable(snn, "export", "a file")
         batches = batches_of_inputs(snn, inputs)
@@ -60,9 +58,8 @@ class Request:
                 f"export: golden={golden} is not from 1 to {sum(map(count, batches))}, the number of inputs. "
                 "Give more inputs with limit=."
             )
-        return Request(
-            optimize(snn, integer_units=True) if integer else snn, batches, facts, strict, integer, golden
-        )
+        network = optimize(snn, integer_units=True) if integer else snn
+        return Request(network, batches, facts, integer, golden)
 
 
 @dataclass(frozen=True)
@@ -98,6 +95,8 @@ class Format:
     """Whether it is fast enough to be measured beside other forms of a network."""
     golden: Callable[[Path], Comparison] | None = None
     """Compares an existing file with the spikes that it holds."""
+    hardware: bool = True
+    """Whether the sheet for hardware belongs beside its integer form."""
 
 
 FORMATS: dict[str, Format] = {}
@@ -135,15 +134,24 @@ class Exported:
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of the file, as that of `.`, or of every file of the folder by its path there."""
+    sheet: Sheet | None = None
+    """What the integer form needs of hardware."""
 
     def to_dict(self) -> dict[str, Any]:
         record = asdict(self)
-        return {name: record[name] for name in record if name not in ("file", "facts")} | {**self.facts}
+        return {name: record[name] for name in record if name not in ("file", "facts", "sheet")} | {
+            **self.facts
+        }
 
 
 def report_of(out: Path) -> Path:
     """Return the file of a comparison."""
     return out.with_name(f"{out.name}.verified.json")
+
+
+def sheet_of(out: Path) -> Path:
+    """Return the file of the sheet for hardware."""
+    return out.with_name(f"{out.name}.sheet.json")
 
 
 def prepare(name: str, integer: bool | None, out: Path | None = None) -> tuple[Format, bool]:
@@ -189,7 +197,8 @@ def export(
     Args:
         snn: a converted network on the CPU, with one timestep.
         format: `onespike list formats` lists them.
-        out: the new file; differences are written beside it, as `OUT.verified.json`.
+        out: the new file; differences are written beside it, as `OUT.verified.json`, and of integer forms for other
+            runtimes than torch the sheet for hardware, as `OUT.sheet.json`.
         inputs: real inputs, as for `spike`, or one batch of them. The first batch, of at least two inputs, traces the network.
         integer: multiply spikes by 8-bit weights; by default only in formats that have no other form. There it refuses a
             network of which a product is left in floats.
@@ -203,8 +212,15 @@ def export(
         raise UsageError(
             f"export: {format} holds no golden spikes. Leave golden= out, or take format='integers'."
         )
-    request = Request.of(snn, inputs, form, dict(facts or {}), bool(integer), golden)
-    batches = request.batches
+    request = Request.of(snn, inputs, form, dict(facts or {}), golden)
+    batches, made = request.batches, None
+    if form and chosen.hardware:
+        made = sheet(request.network, batches)
+        if integer and False not in chosen.forms and made.floats:
+            layers = ", ".join(operation.layer for operation in made.floats)
+            raise UsageError(
+                f"export: the products of {layers} are left in floats. Convert with io='int8', or leave integer= out."
+            )
     with atomic_files(out) as folder, torch.no_grad():
         file = folder / out.name
         foreign = chosen.write(request, file)
@@ -215,10 +231,18 @@ def export(
             times = best_times(runs, batches[0])
         done = Exported(
             out, chosen.name, "integer" if form else "float", foreign.runtime, size_of(file), comparison, times,
-            count(batches[0]), foreign.notes, request.facts, digests(file),
+            count(batches[0]), foreign.notes, request.facts, digests(file), made,
         )  # fmt: skip
+        if made is not None:
+            sheet_of(file).write_text(made.to_json(), encoding="utf-8")
         report_of(file).write_text(sealed(json.loads(stamped(done.to_dict()))), encoding="utf-8")
     return done
+
+
+def hardware(snn: nn.Module, inputs: Any) -> Sheet:
+    """Return what a converted network's integer form needs of hardware, on a few inputs, as `export` takes them."""
+    request = Request.of(snn, inputs, True, {})
+    return sheet(request.network, request.batches)
 
 
 @dataclass(frozen=True)
@@ -281,4 +305,4 @@ def best_times(runs: Mapping[str, Callable[[Any], Any]], batch: Any, rounds: int
 
 def example(batches: Sequence[Any]) -> Any:
     """Return a few inputs to trace a network with."""
-    return take(batches[0], slice(0, min(4, count(batches[0]))))
+    return take(batches[0], slice(0, 4))

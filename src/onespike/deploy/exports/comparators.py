@@ -29,6 +29,7 @@ INPUT_FRACTION = 30
 LARGEST, LARGEST_VALUE = 2**31 - 1, 2.0**24
 MOST, SHORT = 512, 1024
 """No neuron has more counts; where it has more than `MOST_CUTS`, a table of so many numbers serves all channels."""
+KINDS = (torch.int16, torch.int32, torch.int64)
 POOLS = ("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
 
 
@@ -64,6 +65,13 @@ class Comparator(NamedTuple):
     """−1 where the integer is compared negated; None for nowhere."""
     fraction: int
     """Bits behind the point of the integers; 0 for sums of a product."""
+
+    def table(self) -> tuple[Tensor, Tensor | None]:
+        """Return the thresholds, or where that is smaller their distinct rows and which of these each neuron has."""
+        rows, places = self.thresholds.flatten(0, -2).unique(dim=0, return_inverse=True)
+        places = narrow(places.view(self.thresholds.shape[:-1]))
+        smaller = rows.nbytes + places.nbytes < self.thresholds.nbytes
+        return (rows, places) if smaller else (self.thresholds, None)
 
 
 class Step(NamedTuple):
@@ -301,5 +309,10 @@ def _pruned(thresholds: Tensor, values: list[int], sign: Tensor, fraction: int, 
                 keep.append(number)
     chosen = [least, *(values[number + 1] for number in keep)]
     signs = sign.squeeze(-1).float() if bool((sign < 0).any()) else None
-    kind = torch.int32 if fraction == 0 else torch.int64
-    return Comparator(thresholds[..., keep].to(kind).contiguous(), chosen, signs, fraction)
+    return Comparator(narrow(thresholds[..., keep].contiguous()), chosen, signs, fraction)
+
+
+def narrow(integers: Tensor) -> Tensor:
+    """Return integers in as few bytes as hold them all, two at least."""
+    largest = int(integers.abs().max()) if integers.numel() else 0
+    return integers.to(next(kind for kind in KINDS if largest <= torch.iinfo(kind).max))

@@ -52,8 +52,8 @@ def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
         if pools and (by.sign is not None or len(set(by.values)) < len(by.values)):
             continue
         site = arguments(fire)["site"]
-        sign = None if by.sign is None else graph.hold(f"sign.{site}", by.sign)
-        thresholds = graph.hold(f"thresholds.{site}", by.thresholds)
+        parts = zip(("thresholds", "rows", "sign"), (*by.table(), by.sign), strict=True)
+        tensors = [None if part is None else graph.hold(f"{name}.{site}", part) for name, part in parts]
         with graph.body.inserting_before(fire):
             if operation_of(x) in PRODUCTS:
                 target, args = sums_of(x)
@@ -61,8 +61,8 @@ def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
             for node in moves:
                 x = graph.insert(node.target, x, *node.args[1:], like=node)
                 x.kwargs = node.kwargs
-            facts = (by.values, by.fraction, site)
-            compare = graph.insert(torch.ops.spikes.compare.default, x, thresholds, sign, *facts, like=fire)
+            facts = (*tensors, by.values, by.fraction, site)
+            compare = graph.insert(torch.ops.spikes.compare.default, x, *facts, like=fire)
         fire.replace_all_uses_with(compare)
         folded[site] = by
     graph.body.eliminate_dead_code()

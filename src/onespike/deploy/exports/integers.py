@@ -24,15 +24,14 @@ from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, graph_of, kind_of, operation_of
 from onespike.deploy.exports.operations import PRODUCTS
 from onespike.deploy.exports.record import FROM_SITE, OPERATIONS, VALUE, NetworkRecord, schema
-from onespike.deploy.exports.sheet import measured
 from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import damage, digests
-from onespike.runtime.batches import count, join, take_first
+from onespike.runtime.batches import join, take_first
 from onespike.runtime.validated import read_sealed, sealed, understood
 
-VERSION = 4
+VERSION = 5
 RECORD, TENSORS, GOLDEN = "network.json", "network.safetensors", "golden.safetensors"
-SCHEMA, SHEET = "schema.json", "sheet.json"
+SCHEMA = "schema.json"
 PLACES = ("device", "layout", "pin_memory", "memory_format")
 """Arguments about memory, which no record needs."""
 
@@ -64,12 +63,6 @@ def write(request: Request, file: Path) -> Foreign:
     graph = graph_of(request.network, batch)
     graph.check_once("integers")
     record, stored = _described(graph, dict(request.facts))
-    made = measured(graph, count(batch), request)
-    floats = [operation.layer for operation in made.floats]
-    if request.strict and floats:
-        raise UsageError(
-            f"export: the products of {', '.join(floats)} are left in floats. Convert with io='int8', or leave integer= out."
-        )
     file.mkdir()
     if request.golden is not None:
         batch = join(take_first(request.batches, request.golden))
@@ -78,9 +71,6 @@ def write(request: Request, file: Path) -> Foreign:
         site["shape"] = list(counts.shape)
     save_file({name: value.contiguous().clone() for name, value in stored.items()}, file / TENSORS)
     save_file(_golden(record, batch, answer), file / GOLDEN)
-    (file / SHEET).write_text(
-        json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
     (file / SCHEMA).write_text(json.dumps(schema(), indent=1) + "\n", encoding="utf-8")
     (file / RECORD).write_text(sealed({**record, "files": digests(file)}), encoding="utf-8")
     return Foreign(
@@ -163,10 +153,10 @@ def _code(node: fx.Node, graph: Graph, tensors: dict[str, Tensor]) -> dict[str, 
 def _decided(node: fx.Node, graph: Graph) -> dict[str, Any]:
     """Return how a site fires: by comparisons, or scaled and rounded."""
     named = arguments(node)
-    thresholds, sign = (graph.name(named[x]) if named.get(x) else None for x in ("thresholds", "sign"))
+    parts = ("thresholds", "rows", "sign")
     return {
-        "fires": node.name, "thresholds": thresholds, "values": named.get("values", []), "sign": sign,
-        "fraction": named.get("fraction", FRACTION),
+        "fires": node.name, **{part: graph.name(named[part]) if named.get(part) else None for part in parts},
+        "values": named.get("values", []), "fraction": named.get("fraction", FRACTION),
     }  # fmt: skip
 
 

@@ -147,13 +147,15 @@ def matmul_sums(
 
 @operation
 def compare(
-    x: Tensor, thresholds: Tensor, sign: Tensor | None, values: Sequence[int], fraction: int, site: str
-) -> Tensor:
-    """values[number of thresholds ≤ sign·x·2^fraction]; thresholds are [.., cuts] for the shape of x."""
+    x: Tensor, thresholds: Tensor, rows: Tensor | None, sign: Tensor | None, values: Sequence[int], fraction: int,
+    site: str,
+) -> Tensor:  # fmt: skip
+    """values[number of thresholds ≤ sign·x·2^fraction]; thresholds, or those of each neuron's row, are [.., cuts] as x is."""
     whole = (x if sign is None else x * sign) * 2.0**fraction
     total = torch.full_like(whole, float(values[0]))
     for place, (before, after) in enumerate(pairwise(values)):
-        total = total + (whole >= thresholds[..., place]).to(whole.dtype) * (after - before)
+        cuts = thresholds[..., place] if rows is None else thresholds[rows.long(), place]
+        total = total + (whole >= cuts).to(whole.dtype) * (after - before)
     return total
 
 

@@ -50,7 +50,7 @@ def read(file: Path) -> Run:
     return lambda batch: Answer(tensors(call(program, batch)), [])
 
 
-@export_format("pt2", read=read, suffix=".pt2")
+@export_format("pt2", read=read, suffix=".pt2", hardware=False)
 def write(request: Request, file: Path) -> Foreign:
     """torch.export: a program for any machine with torch, and with no need of onespike."""
     network, batch = bare(request.network), example(request.batches)

@@ -162,7 +162,7 @@ def neurons(compared: dict[str, Comparator]) -> Any:
         facts = (type_of(bias, bias + cuts.shape[1]), float(bias), 1.0, layout)
         return multi_threshold(x, constant(cuts.contiguous()), **dict(zip(kinds, facts, strict=True)))
 
-    def compare(x: Any, thresholds: Any, sign: Any, values: Any, fraction: int, site: str) -> Any:
+    def compare(x: Any, thresholds: Any, rows: Any, sign: Any, values: Any, fraction: int, site: str) -> Any:
         decided, shape = compared[site], [int(size) for size in x.shape]
         x = x if decided.sign is None else op.Mul(x, constant(decided.sign))
         cuts = _upwards(decided.thresholds.double() / 2.0**decided.fraction)
@@ -173,12 +173,12 @@ def neurons(compared: dict[str, Comparator]) -> Any:
         if layout is None:  # all axes along which thresholds differ become the channels
             channels = prod(shape[axis] for axis in axes)
             x = op.Reshape(op.Transpose(x, perm=order), constant(torch.tensor([shape[0], channels, -1])))
-        rows = cuts.permute(*order, -1).flatten(0, -2)
+        table = cuts.permute(*order, -1).flatten(0, -2)
         steps = [after - before for before, after in pairwise(decided.values)]
         up, down = ([n for n, step in enumerate(steps) for _ in range(sign * step)] for sign in (1, -1))
-        result = counted(x, rows, up, decided.values[0], layout or "NCW")
+        result = counted(x, table, up, decided.values[0], layout or "NCW")
         if down:
-            result = op.Sub(result, counted(x, rows, down, 0, layout or "NCW"))
+            result = op.Sub(result, counted(x, table, down, 0, layout or "NCW"))
         if layout is None:
             result = op.Reshape(result, constant(torch.tensor([shape[axis] for axis in order])))
             result = op.Transpose(result, perm=[order.index(axis) for axis in range(len(order))])

@@ -43,6 +43,7 @@ class SiteRecord:
         typical: the mean |x − center| of a usual row, where `spikes.row_gain` multiplies the gain of each row.
         thresholds: ascending integers [.., cuts] for the shape of the site, with all functions before it folded in; null
             where `fires` scales and rounds.
+        rows: for each neuron the row of `thresholds` [rows, cuts] that it has; null where these have the site's shape.
         values: the counts between thresholds: values[number of thresholds ≤ integer].
         sign: −1 where the integer is negated first.
         fraction: the bits behind the point of these integers; 0 for sums of a product.
@@ -60,6 +61,7 @@ class SiteRecord:
     offset: str | None
     typical: str | None
     thresholds: str | None
+    rows: str | None
     values: list[int]
     sign: str | None
     fraction: int
@@ -121,7 +123,8 @@ MEANINGS = {
     "offset": "what is added to values; null for 0",
     "typical": "the mean |x − center| of a usual row",
     "sides": "which signs fire",
-    "thresholds": "ascending integers [.., cuts] for the shape of x",
+    "thresholds": "ascending integers [.., cuts] for the shape of x, or [rows, cuts]",
+    "rows": "for each neuron its row of thresholds; null where these have the shape of x",
     "sign": "−1 where x is negated first; null for nowhere",
 }
 TYPES: dict[str, dict[str, Any]] = {

@@ -1,5 +1,6 @@
 """The sheet of a network for hardware: per site what is stored and sent, per layer every operation that is no spike."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from onespike.deploy.exports.base import Request, example
 from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, depth_of, largest_sum, sums_of
 from onespike.deploy.exports.comparison import reference, tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, concrete, graph_of, operation_of
 from onespike.deploy.exports.operations import PRODUCTS
-from onespike.runtime.batches import count
+from onespike.runtime.batches import count, take
 from onespike.spikes.code import SHIFTS, SUM_SHIFTS, few_digits
 
 FIXED = f"fixed point, {FRACTION} bits behind the point"
@@ -85,29 +85,27 @@ class Sheet:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "totals": self.totals}
 
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+
     @property
     def floats(self) -> list[Operation]:
         """The products that are left in floats."""
         return [operation for operation in self.operations if operation.floats]
 
 
-def sheet(snn: nn.Module, batches: Sequence[Any]) -> Sheet:
-    """Return the sheet of a converted network's integer form, with its spikes on a few inputs."""
-    request, batch = Request.of(snn, batches, True, {}), example(batches)
-    graph = graph_of(request.network, batch)
+def sheet(network: nn.Module, batches: Sequence[Any]) -> Sheet:
+    """Return the sheet of an integer form, with its spikes and sums on a few inputs."""
+    batch = take(batches[0], slice(0, 4))
+    graph = graph_of(network, batch)
     fold_(graph)
-    return measured(graph, count(batch), request)
-
-
-def measured(graph: Graph, batch: int, request: Request) -> Sheet:
-    """Return the sheet of a folded graph, of a batch of this size, with its spikes and sums on all inputs."""
-    rows, inputs_seen = _Rows(graph, batch), sum(map(count, request.batches))
+    rows, inputs_seen = _Rows(graph, count(batch)), sum(map(count, batches))
     for node in graph.calls:
         rows.add(node)
     sums = _Sums(graph)
-    for inputs in request.batches:
+    for inputs in batches:
         sums.see(inputs)
-        for site, counts in reference(request.network, inputs)[1].counts:
+        for site, counts in reference(network, inputs)[1].counts:
             row, events = rows.sites[site], (counts != 0).reshape(count(inputs), -1).sum(1)
             row.events += float(events.sum()) / inputs_seen
             row.most_events = max(row.most_events, int(events.max()))
@@ -115,7 +113,7 @@ def measured(graph: Graph, batch: int, request: Request) -> Sheet:
     for site, largest in sums.largest.items():
         rows.sites[site].measured_bits = largest.bit_length() + 1
     operations = [
-        Operation(layer, name, number // batch, width, floats)
+        Operation(layer, name, number // rows.batch, width, floats)
         for (layer, name, width, floats), number in rows.operations.items()
     ]
     return Sheet(list(rows.sites.values()), operations)
