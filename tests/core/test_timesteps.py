@@ -27,7 +27,7 @@ SITE = Site("", "linear", 0, "input")
 def over_time(neuron: Neuron, means: Tensor) -> list[tuple[Tensor, Tensor]]:
     """What a neuron fires and passes on in each step, of the running means of its input."""
     clock, seen = Clock(len(means)), []
-    clock.run(lambda: seen.append(clock.fire(SITE, neuron, means[clock.passes.now - 1])))
+    clock.run(lambda: seen.append(clock.fire(SITE, neuron, means[clock.now - 1])))
     return seen
 
 
@@ -173,7 +173,7 @@ def test_energy_over_time_against_unit_weights():
 
     def spy(clock: Clock, site: Site, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
         fired, value = fire(clock, site, neuron, x)
-        steps[clock.passes.now - 1][site.key] = fired.detach().double()
+        steps[clock.now - 1][site.key] = fired.detach().double()
         return fired, value
 
     with pytest.MonkeyPatch.context() as patch, metered(snn) as ledger:

@@ -142,7 +142,7 @@ def test_a_part_that_runs_by_itself_leaves_nothing_behind():
     x = torch.randn(4, layer.in_features)
     with torch.inference_mode():
         assert torch.equal(layer(x), layer(x))
-    assert not layer.neurons.clock.passes.calls
+    assert not layer.neurons.clock.calls
 
 
 class Remembered:

@@ -62,7 +62,7 @@ class Neurons(Places):
 
     @property
     def timestep(self) -> int:
-        return 1 if self.clock is None else self.clock.passes.now
+        return 1 if self.clock is None else self.clock.now
 
     def lone_neuron(self, key: str) -> Neuron | None:
         """Return the neuron at a key if nothing else sees the operand: no visitor, no membrane, no user hook."""
@@ -73,7 +73,6 @@ class Neurons(Places):
 
 
 def owners_of(model: nn.Module) -> list[Neurons]:
-    """Return the neurons of each owner of a converted network."""
     return [module for module in model.modules() if isinstance(module, Neurons)]
 
 
@@ -108,7 +107,7 @@ class NeuronOperand(Operand):
         neuron, clock = self.neuron(), self.neurons.clock
         current = x.detach()  # firing has no gradient: the gradient passes straight through
         fired, value = neuron.fired(current) if clock is None else clock.fire(self.site, neuron, current)
-        self.call = None if clock is None else clock.passes.calls.get(self.site, 1)
+        self.call = None if clock is None else clock.calls.get(self.site, 1)
         return fired, neuron.straight(value, x)
 
 

@@ -1,12 +1,10 @@
 """Conversion: model + thresholds + recipe → a network whose products receive spikes."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +41,7 @@ class Conversion:
     thresholds: Thresholds
     recipe: Recipe
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Conversion:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # nothing in it ever changes
 
 
@@ -119,11 +117,8 @@ def _check_globs(thresholds: Thresholds, recipe: Recipe) -> None:
 
 def _check_coverage(thresholds: Thresholds, recipe: Recipe) -> None:
     """Refuse a network in which a product would be neither spiking nor listed as analog."""
-    unknown = {
-        place: macs
-        for place, macs in thresholds.uncovered.items()
-        if place[1] not in ANALOG and not recipe.excludes(":".join(place))
-    }
+    products = thresholds.uncovered.items()
+    unknown = {p: macs for p, macs in products if p[1] not in ANALOG and not recipe.excludes(":".join(p))}
     if not unknown:
         return
     whole, few = thresholds.macs or 1, len(unknown) <= 5
@@ -313,6 +308,6 @@ def table(model: nn.Module) -> list[dict[str, Any]]:
 
 def _table(model: nn.Module) -> str:
     rows = table(model)
-    width, spiking = max(len(row["site"]) for row in rows), sum(row["spikes"] for row in rows)
+    width = max(len(row["site"]) for row in rows)
     lines = [f"{row['site']:<{width}}  {row['neuron']}" for row in rows]
-    return "\n".join([f"{spiking} of {len(rows)} sites spike", *lines, ""])
+    return "\n".join([f"{sum(row['spikes'] for row in rows)} of {len(rows)} sites spike", *lines, ""])

@@ -4,13 +4,10 @@ At pass t a neuron sees the mean of its input over t steps, x̄_t. The current o
 x(t) = t·x̄_t − (t−1)·x̄_{t−1}. The neuron integrates it, fires, and passes on the mean of all that it has fired.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -19,31 +16,17 @@ from onespike.neurons import Neuron
 from onespike.sites import Site
 
 
-@dataclass
-class Passes:
-    """The passes of one forward: the current pass, and a membrane for each call of a site within a pass."""
-
-    now: int = 1
-    # the sum of currents so far, the potential, and the sum of outputs
-    membranes: dict[tuple[Site, int], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    calls: dict[Site, int] = field(default_factory=dict)  # how often each site was reached in this pass
-
-
-class Clock:
-    """T, and the current passes of each thread's forward; copies and pickles keep T alone."""
+class Clock(threading.local):
+    """T, and the passes of each thread's forward; copies and pickles keep T alone."""
 
     def __init__(self, timesteps: int) -> None:
-        self.timesteps = timesteps
-        self._running = threading.local()
+        self.timesteps, self.now, self.running = timesteps, 1, False
+        # of each call of a site within a pass: the sum of currents so far, the potential, and the sum of outputs
+        self.membranes: dict[tuple[Site, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self.calls: dict[Site, int] = {}  # how often each site was reached in this pass
 
-    def __reduce__(self) -> tuple[type[Clock], tuple[int]]:
-        return Clock, (self.timesteps,)
-
-    @property
-    def passes(self) -> Passes:
-        """Return the passes of this thread's forward; outside a forward of the whole network, temporary ones."""
-        running: Passes | None = getattr(self._running, "passes", None)
-        return Passes() if running is None else running
+    def __reduce__(self) -> tuple[type[Self], tuple[int]]:
+        return type(self), (self.timesteps,)
 
     def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run T passes over one input; the last one's output is the mean over all steps.
@@ -51,32 +34,33 @@ class Clock:
         Passes before the last get copies of the input: what a network does to its input in place happens once. So a
         cache of earlier tokens holds their means over all steps, and grows by one call, not by T.
         """
-        running = self._running.passes = Passes()
+        self.running = True
         try:
             for now in range(1, self.timesteps + 1):
-                running.now = now
-                running.calls.clear()
+                self.now = now
+                self.calls.clear()
                 inputs, named = (args, kwargs) if now == self.timesteps else _copied((args, kwargs))
                 output = forward(*inputs, **named)
             return output
         finally:
-            self._running.passes = None
+            self.now, self.running = 1, False
+            self.membranes.clear()
+            self.calls.clear()
 
     def fire(self, site: Site, neuron: Neuron, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the signed counts of this step, and the mean output over all steps so far in the type of x."""
-        passes = self.passes
-        call = passes.calls.get(site, 0)
-        passes.calls[site] = call + 1
+        call = self.calls.get(site, 0)
         # the network may overwrite x and the output later, so the membrane shares memory with neither
-        received = passes.now * x.float()
-        if passes.now == 1:
+        received = self.now * x.float()
+        if self.now == 1:
             fired, emitted, potential = neuron.step(received, None)
         else:
-            before, charge, sent = passes.membranes[site, call]
+            before, charge, sent = self.membranes[site, call]
             fired, value, potential = neuron.step(received - before, charge)
             emitted = sent + value
-        passes.membranes[site, call] = received, potential, emitted
-        return fired, (emitted / passes.now).to(x.dtype)
+        if self.running:  # else only a part of the network runs
+            self.membranes[site, call], self.calls[site] = (received, potential, emitted), call + 1
+        return fired, (emitted / self.now).to(x.dtype)
 
 
 def _copied(inputs: Any) -> Any:

@@ -17,7 +17,6 @@ PREBUILT = FOLDER / "prebuilt"
 
 
 def flags_for(capability: str) -> tuple[str, ...]:
-    """Return the compiler flags for a processor."""
     return (*EXACT, *VECTORS.get(capability, ()))
 
 

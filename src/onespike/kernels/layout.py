@@ -50,8 +50,6 @@ class _Axes(ctypes.Array[ctypes.c_int64]):
 
 
 class _Fire(ctypes.Structure):
-    """The C side's `Fire`."""
-
     _fields_ = (
         ("dims", ctypes.c_int64),
         ("numel", ctypes.c_int64),
@@ -79,7 +77,6 @@ class Plan(NamedTuple):
 
 
 def addresses(code: SpikeCode) -> tuple[int, ...]:
-    """Return the addresses of the tensors."""
     tensors = (code.positive, code.negative, code.scale, code.center, code.gain, code.offset)
     return tuple([0 if x is None else x.data_ptr() for x in tensors])
 

@@ -1,7 +1,5 @@
 """The base of every neuron: thresholds in float32, spikes as integers, one name in the registry; and λ, which they share."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
@@ -172,7 +170,6 @@ class Neuron(Float32):
 
     @property
     def largest(self) -> int:
-        """The largest count it can fire."""
         return self.levels[-1]
 
     def steps(self) -> tuple[Tensor, Tensor]:
@@ -184,7 +181,6 @@ class Neuron(Float32):
         return SpikeCode(*self.active(self.steps()), self._function)
 
     def active(self, sides: tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Return the pair with None for a side that is off."""
         return sides[0] if self._on[0] else None, sides[1] if self._on[1] else None
 
     def fire(self, size: Tensor, threshold: Tensor) -> Tensor:
@@ -233,11 +229,11 @@ class Neuron(Float32):
         value = code.settled(latent).decode(fired)
         return fired, value, latent - value
 
-    def cut(self, part: Callable[[Tensor], Tensor]) -> Neuron:
+    def cut(self, part: Callable[[Tensor], Tensor]) -> Self:
         """Return the same neuron for a part of its input; `part` takes that part of a tensor that broadcasts."""
         return self._with({name: part(value) for name, value in self._buffers.items() if value is not None})
 
-    def _with(self, buffers: Mapping[str, Tensor | None]) -> Neuron:
+    def _with(self, buffers: Mapping[str, Tensor | None]) -> Self:
         twin = copy.copy(self)
         twin._buffers = {**self._buffers, **buffers}
         return twin

@@ -25,11 +25,9 @@ class _Divided(Neuron):
 
     @property
     def largest(self) -> int:
-        """The number of levels."""
         return len(self.levels)
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """θ over the number of levels."""
         return self.positive / self.largest, self.negative / self.largest
 
     def _describe(self) -> str:

@@ -1,7 +1,5 @@
 """Passes `allocate` and `weigh`: one step per site and channel, by the effect of its errors and the cost of its spikes."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,6 +40,15 @@ LEAST, MOST = 0.1, 1000.0
 Levels = tuple[int, ...]
 
 
+class Choice(NamedTuple):
+    """A layout and steps for one site: the minimized value, and the additions per input."""
+
+    objective: float
+    levels: Levels
+    steps: Tensor
+    additions: float
+
+
 @dataclass
 class Curve:
     """For one site and layout, by step unit and grid point: the loss g·e² and the additions per input."""
@@ -58,15 +65,6 @@ class Curve:
         least, best = (self.loss + multiplier * share * self.cost).min(0, keepdim=True)
         cost = float(self.cost.gather(0, best).sum()) if self.drives else 0.0
         return Choice(float(least.sum()), self.levels, self.steps.gather(0, best)[0], cost)
-
-
-class Choice(NamedTuple):
-    """A layout and steps for one site: the minimized value, and the additions per input."""
-
-    objective: float
-    levels: Levels
-    steps: Tensor
-    additions: float
 
 
 Curves = dict[Site, list[Curve]]

@@ -44,7 +44,6 @@ def parse(
 
 
 def read(schema: type[T], file: Path, remedy: str, error: type[OnespikeError] = LoadError) -> T:
-    """Return a JSON file as the type it must have."""
     try:
         text = file.read_bytes()
     except FileNotFoundError as absent:

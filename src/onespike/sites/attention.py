@@ -82,7 +82,6 @@ def _visible(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def _probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the softmax of masked scores."""
     if mask is None:
         return torch.softmax(scores, -1)
     scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask

@@ -34,17 +34,12 @@ class Owners:
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(m): name for name, m in reversed(list(model.named_modules()))}
-        self.stack: list[tuple[str, dict[tuple[str, str], int]]] = []
-        self.outside: tuple[str, dict[tuple[str, str], int]] = ("", {})
-
-    @property
-    def frame(self) -> tuple[str, dict[tuple[str, str], int]]:
-        """Return the module whose forward is running, and how often it has used each kind of operand."""
-        return self.stack[-1] if self.stack else self.outside
+        # below them the network's surroundings; a name, and how often it has used each kind of operand
+        self.stack: list[tuple[str, dict[tuple[str, str], int]]] = [("", {})]
 
     @property
     def current(self) -> str:
-        return self.frame[0]
+        return self.stack[-1][0]
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -62,7 +57,7 @@ class Owners:
         try:
             yield
         finally:
-            self.stack.clear()
+            del self.stack[1:]
             for handle in handles:
                 handle.remove()
 

@@ -22,7 +22,6 @@ class Synapses(NamedTuple):
 
     @property
     def mean_fan_out(self) -> float:
-        """Return the mean number of synapses behind one element."""
         fan = self.fan_out
         return float(fan.double().mean() if isinstance(fan, Tensor) else fan)
 

@@ -59,7 +59,6 @@ class Site(NamedTuple):
         return f"*{self.owner.rpartition('.')[2]}:{self.key}"
 
     def operand(self, role: str) -> Site:
-        """Return another operand of the same product."""
         return self._replace(role=role)
 
     @staticmethod

@@ -26,6 +26,7 @@ from onespike.sites.site import Operand, Site
 from onespike.sites.unfused import plain
 from onespike.sites.visitor import NetworkSites, Visitor
 
+Observe = Callable[[Site, Tensor], None]
 IMAGE, TOKEN = "input", "token"
 """The origin of a tensor with no product behind it: a floating-point input, or integers (tokens, indices)."""
 INSPECTING = {"__get__", "dim", "size", "is_floating_point", "numel", "to"}
@@ -83,9 +84,6 @@ class Trace:
         return facts.forwards > 1 and any(other.varies for other in self.sites.values())
 
 
-Observe = Callable[[Site, Tensor], None]
-
-
 class Tracer(TorchFunctionMode, Visitor):
     """Run one forward of a network and gather a `Trace`; `observe(site, x)` sees every operand.
 
@@ -117,12 +115,10 @@ class Tracer(TorchFunctionMode, Visitor):
         self.norms = Counter[str]()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward and return the network's output."""
         args, kwargs = tree_map_only(Tensor, torch.Tensor.detach, (args, kwargs))  # separate tensors
         for x in (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
             self.sources[x] = frozenset({IMAGE if x.is_floating_point() else TOKEN})
-        trace = self.trace
-        sites = NetworkSites(self, self.owners)
+        trace, sites = self.trace, NetworkSites(self, self.owners)
         with plain(self.model), self.owners.following(), self.operations, self, sites:
             output = self.forward(*args, **kwargs)
         for x in (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):

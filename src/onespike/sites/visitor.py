@@ -28,7 +28,6 @@ class Visitor:
     operations: Operations | None = None  # told while a rule runs: they look for products outside every rule
 
     def visit(self, operand: Operand, x: Tensor) -> Tensor:
-        """See one operand; return what enters the product."""
         raise NotImplementedError
 
 
@@ -70,7 +69,6 @@ class Sites(TorchFunctionMode):
         return Site(self.owner, operation, number, role)
 
     def __call__(self, product: Product, role: str, rows: Rows | None = None) -> Tensor:
-        """Visit one operand of a product."""
         site = self.numbered(product.operation, role, rows)
         return self.visitor.visit(Operand(site, product, rows), product.operands[role])
 
@@ -103,7 +101,7 @@ class NetworkSites(Sites):
         self.owners = owners
 
     def numbered(self, operation: str, role: str, rows: Rows | None) -> Site:
-        self.owner, self.calls = self.owners.frame
+        self.owner, self.calls = self.owners.stack[-1]
         return super().numbered(operation, role, rows)
 
 

@@ -5,10 +5,8 @@
 Neurons hold this record in their buffers. Ledger, kernels, tuning, integer inference, exports and the report read it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -204,7 +202,7 @@ class SpikeCode(NamedTuple):
         step = step if gain is None else step * gain
         return step[..., 0] if step.dim() else step
 
-    def settled(self, x: Tensor) -> SpikeCode:
+    def settled(self, x: Tensor) -> Self:
         """Return the code of this one input, with fixed gains."""
         if self.typical is None:
             return self

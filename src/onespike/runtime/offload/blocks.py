@@ -6,8 +6,6 @@ before a forward and drop them behind it, so that every forward works; `lockstep
 network with one reading of the weights.
 """
 
-from __future__ import annotations
-
 import atexit
 import re
 import shutil
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -55,7 +53,7 @@ class Blocks:
     memory: int | None
     tensors: Mapping[str, Stored]
 
-    def __deepcopy__(self, memo: Any) -> Blocks:
+    def __deepcopy__(self, memo: Any) -> Self:
         return self  # a converted copy lies on the same disk
 
     @property

@@ -31,8 +31,6 @@ class _Stopped(BaseException):
 
 @dataclass
 class Call:
-    """One call of a unit."""
-
     unit: Unit
     module: nn.Module
     args: Any

@@ -1,13 +1,11 @@
 """Tensors that stay in their safetensors files until they are needed, and the units in which they come into memory."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +111,7 @@ class Unit:
     device: torch.device
     held: bool = False
 
-    def __deepcopy__(self, memo: Any) -> Unit:
+    def __deepcopy__(self, memo: Any) -> Self:
         return self  # a copy of the network has the same weights
 
     @property
@@ -127,7 +125,6 @@ class Unit:
             _place(missing, path, stored.read().to(self.device, dtype))
 
     def free(self, modules: Iterable[nn.Module]) -> None:
-        """Drop the weights."""
         for path, (stored, dtype) in self.weights.items():
             _place(modules, path, torch.empty(stored.shape, dtype=dtype, device="meta"))
 
