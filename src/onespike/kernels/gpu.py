@@ -28,10 +28,8 @@ def kernel(  # type: ignore[no-untyped-def]
     # One of the two quotients is 0. A side that is off, or has one step per channel, is limited below
     # infinity, so that 0 times it is 0; a single number divides directly, whatever it is.
     positive, negative = tl.where(v < 0, 0.0, v), tl.where(v > 0, 0.0, -v)
-    positive, negative = (
-        tl.where(positive > most_up, most_up, positive),
-        tl.where(negative > most_down, most_down, negative),
-    )
+    positive = tl.where(positive > most_up, most_up, positive)
+    negative = tl.where(negative > most_down, most_down, negative)
     goes_up, goes_down = (rise > 0) | (most_up == float("inf")), (fall > 0) | (most_down == float("inf"))
     a = tl.div_rn(tl.where(goes_up, positive, positive * 0.0), tl.where(goes_up, rise, 1.0))
     a += tl.div_rn(tl.where(goes_down, negative, negative * 0.0), tl.where(goes_down, fall, 1.0))

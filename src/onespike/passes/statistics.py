@@ -14,8 +14,7 @@ from onespike.conversion.firing import is_spiking
 from onespike.errors import UsageError
 from onespike.evaluation.pairwise import pairwise
 from onespike.passes.base import Axes, PassContext, PassState, reduced
-from onespike.runtime.batches import call, take, take_first, to
-from onespike.runtime.batches import count as count_of
+from onespike.runtime.batches import call, count, take, take_first, to
 from onespike.runtime.forward import device_of, in_turn
 from onespike.runtime.progress import progress
 from onespike.sites import Operand, Site, Visit, visiting
@@ -57,7 +56,7 @@ def observe(model: nn.Module, batches: Iterable[Any], probe: Probe) -> int:
 
     def forward(batch: Any) -> int:
         with torch.inference_mode(), probed(model, batch, probe):
-            return count_of(batch)
+            return count(batch)
 
     return sum(in_turn(model, (partial(forward, batch) for batch in batches)))
 
@@ -90,8 +89,8 @@ def gradients(title: str, state: PassState, context: PassContext, inputs: int, s
 
     def works() -> Iterator[Callable[[], None]]:
         for batch in bar(batches):
-            drawn = context.task.drawing(count_of(batch), generator)
-            for places in torch.arange(count_of(batch)).split(PART):
+            drawn = context.task.drawing(count(batch), generator)
+            for places in torch.arange(count(batch)).split(PART):
                 part = take(batch, slice(int(places[0]), int(places[-1]) + 1))
                 yield partial(both_ways, part, places, drawn)
 
@@ -278,11 +277,11 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
 
 def held_out(name: str, context: PassContext) -> tuple[range, range]:
     """Return the parts that a pass may learn from, and those at the end that judge it: `HELD` inputs, at most a third."""
-    count = len(context.inputs)
-    if count < 2:
+    parts = len(context.inputs)
+    if parts < 2:
         raise UsageError(f"the pass '{name}' needs two calibration inputs at least. Give more images.")
-    free = count - max(1, min(-(-context.portion(HELD) // count_of(context.inputs[0])), count // 3))
-    return range(free), range(free, count)
+    free = parts - max(1, min(-(-context.portion(HELD) // count(context.inputs[0])), parts // 3))
+    return range(free), range(free, parts)
 
 
 def judged(name: str, state: PassState, others: Sequence[PassState], context: PassContext) -> PassState:

@@ -18,8 +18,7 @@ from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.budget import fit, least
 from onespike.passes.statistics import held_out, probed, unspiked
 from onespike.runtime.atomic import write_atomically
-from onespike.runtime.batches import call, join, take, to
-from onespike.runtime.batches import count as count_of
+from onespike.runtime.batches import call, count, join, take, to
 from onespike.runtime.forward import device_of
 from onespike.runtime.progress import progress
 from onespike.runtime.validated import understood
@@ -34,6 +33,7 @@ HOPELESS = 2
 HINGE = 3.0
 FILE, DIGEST = "tune.pt", 32
 """Where an interrupted tuning is continued from: the SHA-256 of what torch saves, and that."""
+RESUMED = ("identity", "average", "best", "best_loss", "step", "waited", "seconds")
 ONE = torch.ones(())
 
 
@@ -48,19 +48,15 @@ class LearnedSite(nn.Module):
         function = fire_function(t.levels, t.rounding or state.recipe.rounding)
         self.code = SpikeCode(ONE, ONE if bool((t.negative > 0).any()) else None, function)
         self.reading, self.drives, self.typical = reading_of(column), state.drives(t.site), t.typical
-        self.fan_out, self.gain, self.centered = 0.0, ONE if t.gain is None else t.gain, t.center is not None
+        self.fan_out, self.gain, centered = 0.0, ONE if t.gain is None else t.gain, t.center is not None
         self.step = nn.Parameter(torch.zeros_like(step))
-        if self.centered:
-            self.center = nn.Parameter(torch.zeros_like(center))
-            self.offset = nn.Parameter(torch.zeros_like(offset))
+        self.center, self.offset = (nn.Parameter(torch.zeros_like(x), centered) for x in (center, offset))
 
     def constants(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return log step, center and offset; the latter move in units of the mean first step."""
         log_step, center, offset = self.start
-        if self.centered:
-            unit = log_step.exp().median()
-            center, offset = center + unit * self.center, offset + unit * self.offset
-        return log_step + self.step, center, offset
+        unit = log_step.exp().median()
+        return log_step + self.step, center + unit * self.center, offset + unit * self.offset
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """offset + gain·step·G((x − center)/gain), straight through to x; so a step learns from the rounding error (LSQ).
@@ -128,7 +124,7 @@ class Training:
         return value
 
     def _loss(self, batch: Any) -> Tensor:
-        batch, size = to(batch, device_of(self.network)), count_of(batch)
+        batch, size = to(batch, device_of(self.network)), count(batch)
         with torch.no_grad():
             expected = call(self.context.model, batch)
         with probed(self.network, batch, self._visit) as output:
@@ -187,23 +183,17 @@ class Training:
     def _batch(self, generator: torch.Generator) -> Any:
         """Return some inputs to learn from, images mirrored half of the time."""
         inputs, size = self.context.inputs, self.context.portion(BATCH)
-        parts = torch.randperm(len(self.free), generator=generator)[: -(-2 * size // count_of(inputs[0]))]
+        parts = torch.randperm(len(self.free), generator=generator)[: -(-2 * size // count(inputs[0]))]
         batch = join([inputs[self.free[int(part)]] for part in parts])
-        batch = take(batch, torch.randperm(count_of(batch), generator=generator)[:size])
+        batch = take(batch, torch.randperm(count(batch), generator=generator)[:size])
         mirrors = isinstance(batch, Tensor) and batch.dim() == 4
         return batch.flip(-1) if mirrors and bool(torch.rand((), generator=generator) < 0.5) else batch
 
     def _save(self) -> None:
         if self.file is None:
             return
-        record = {
-            "learner": self.learner.state_dict(),
-            "average": self.average,
-            "best": self.best,
-            "optimizer": self.optimizer.state_dict(),
-            "facts": (self.step, self.waited, self.best_loss, self.seconds),
-            "identity": self.identity,
-        }
+        record = {name: vars(self)[name] for name in RESUMED}
+        record |= {"learner": self.learner.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save(record, contents := BytesIO())
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.file, hashlib.sha256(contents.getvalue()).digest() + contents.getvalue())
@@ -217,7 +207,6 @@ class Training:
                 raise ValueError("its SHA-256 differs")
             record = torch.load(BytesIO(data[DIGEST:]), weights_only=True)
             if torch.equal(record["identity"], self.identity):
-                self.learner.load_state_dict(record["learner"])
-                self.optimizer.load_state_dict(record["optimizer"])
-                self.average, self.best = record["average"], record["best"]
-                self.step, self.waited, self.best_loss, self.seconds = record["facts"]
+                self.learner.load_state_dict(record.pop("learner"))
+                self.optimizer.load_state_dict(record.pop("optimizer"))
+                vars(self).update(record)

@@ -177,9 +177,8 @@ def _unfinished(path: Path, stay: bool = True) -> Iterator[Path]:
                     shutil.rmtree(abandoned, ignore_errors=True)
         made = Path(tempfile.mkdtemp(".new", ".onespike-", path.parent))
         with _locked(made):
-            partial = made.rename(
-                made.with_suffix(".partial")
-            )  # only now do others look whether it is locked
+            # only now do others look whether it is locked
+            partial = made.rename(made.with_suffix(".partial"))
             try:
                 yield partial
             finally:

@@ -107,11 +107,9 @@ def logits(output: Any) -> Any:
 
 def count(batch: Any) -> int:
     """Return the number of inputs in a batch: rows of its first tensor, or length of its first argument if a list."""
-    parts = (
-        batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    )
-    if isinstance(first := next(iter(parts), None), (tuple, list)):
-        return len(first)
+    parts = tuple(batch.values()) if isinstance(batch, Mapping) else batch
+    if isinstance(parts, (tuple, list)) and parts and isinstance(parts[0], (tuple, list)):
+        return len(parts[0])
     tensor = next((x for x in tree_leaves(batch) if isinstance(x, Tensor)), None)
     return len(tensor) if tensor is not None and tensor.dim() else 1
 
