@@ -78,7 +78,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Source:
-    """What the user asks for: which network, with at most one of three kinds of weights, and which form of attention."""
+    """What the user asks for: a network, at most one of three kinds of weights, and a form of attention."""
 
     spec: str
     file: Path | None = None
@@ -101,9 +101,9 @@ def load_model(
 ) -> LoadedModel:
     """Load the network that `spec` names, such as `timm:resnet18`, in evaluation mode.
 
-    `weights` is a local checkpoint, in which no code is ever run; `pretrained` takes what the library publishes, and is not
-    needed for a folder with weights. `attention` is `sdpa` or `eager`, by default the library's own choice. With `on_disk`
-    parameters stay in safetensors files that hold them under the network's own names.
+    `weights` is a local checkpoint, in which no code is ever run; `pretrained` takes what the library publishes, and
+    is not needed for a folder with weights. `attention` is `sdpa` or `eager`, by default the library's own choice.
+    With `on_disk` parameters stay in safetensors files that hold them under the network's own names.
     """
     kind, _, name = spec.partition(":")
     if not name:

@@ -107,9 +107,8 @@ class SceneBackbone(nn.Module):
 class SceneDetector(nn.Module):
     """Boxes and masks of clothes on scenes: images (batch, 3, 64, 64) → the best detections per image, as a dictionary.
 
-    A convolutional stem, three transformer blocks at stride 8, a feature pyramid of two levels and a dense head. Each
-    place at stride 4 predicts which class has its center there, the extent of the box, and how to mix the prototypes
-    into a mask.
+    A dense head on a feature pyramid: each place at stride 4 predicts which class has its center there, the extent of
+    the box, and how to mix the prototypes into a mask.
     """
 
     def __init__(self, width: int = 64, detections: int = 20) -> None:

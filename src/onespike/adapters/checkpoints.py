@@ -24,10 +24,7 @@ REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name, on the CPU: of a state dict, or of one in a training checkpoint.
-
-    The prefix `module.` that data-parallel training adds is removed.
-    """
+    """Return the tensors of a checkpoint by name, on the CPU: of a state dict, or of one in a training checkpoint."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         kinds = ", ".join(SUFFIXES)
@@ -52,17 +49,13 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         raise LoadError(
             f"{path}: this file holds no state dict. Save one with torch.save(model.state_dict(), FILE)."
         )
-    while all(name.startswith("module.") for name in tensors):
+    while all(name.startswith("module.") for name in tensors):  # a prefix of data-parallel training
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
 
 
 def load_checkpoint_(model: nn.Module, path: Path, ignored: Sequence[str] = ()) -> None:
-    """Copy a checkpoint into the model; every name and shape must agree.
-
-    Weights of half or double precision become the model's type; values that it cannot hold are refused.
-    Tensors that the model lacks are skipped if their names contain one of the `ignored` words.
-    """
+    """Copy a checkpoint into the model; names and shapes must agree, but for names with an `ignored` word."""
     tensors, wanted = read_checkpoint(path), model.state_dict()
     tensors = {k: v for k, v in tensors.items() if k in wanted or not any(word in k for word in ignored)}
     missing = [k for k in wanted if k not in tensors]

@@ -83,14 +83,11 @@ def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float
         raise UsageError(
             "a normalization is three means and three positive deviations, such as mean=0.5,0.5,0.5."
         )
-    if loaded.spec.startswith("python:"):
-        raise UsageError(f"{loaded.spec}: its transform is your own. Normalize there, and leave out mean=.")
-    reading = loaded.reading
-    old = normalization(reading.transform)
+    reading, own = loaded.reading, loaded.spec.startswith("python:")
+    old = None if own else normalization(reading.transform)
     if old is None:
-        raise UsageError(
-            f"{loaded.spec}: its transform has no mean and deviation to replace. Leave out mean=."
-        )
+        reason = "is your own: normalize there" if own else "has no mean and deviation to replace"
+        raise UsageError(f"{loaded.spec}: its transform {reason}. Leave out mean=.")
     new = (tuple(float(m) for m in mean), tuple(float(s) for s in std))
     changed = dataclasses.replace(
         reading,
@@ -102,10 +99,7 @@ def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float
 
 
 def resized(loaded: LoadedModel, resize: int | None, crop: int | None) -> LoadedModel:
-    """Return the same network for the middle `crop` pixels of images whose shorter side is `resize`.
-
-    The default of `crop` is the network's own, and that of `resize` is `crop`; interpolation and normalization stay.
-    """
+    """Return the network for the middle `crop` pixels (or its own crop) of images with a shorter side of `resize`."""
     from PIL import Image
 
     reading = loaded.reading

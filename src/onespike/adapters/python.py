@@ -1,7 +1,6 @@
 """`python:FILE.py:FACTORY`: the network that a function in the user's own file returns.
 
-The file is run because the user names it. A run only records where its network came from: loading it runs nothing that
-was not named again.
+The file is run because the user names it. Loading a run, which records the name, runs nothing that is not named again.
 """
 
 import dataclasses

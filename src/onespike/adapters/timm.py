@@ -8,7 +8,7 @@ from torch import nn
 from onespike.adapters.base import LoadedModel, Reading, Source
 from onespike.adapters.checkpoints import built
 from onespike.adapters.preprocessing import describe_normalization
-from onespike.errors import LoadError, UsageError, require, unknown
+from onespike.errors import LoadError, require, unknown
 from onespike.tasks import Classification
 
 
@@ -24,10 +24,9 @@ def load(name: str, source: Source) -> LoadedModel:
         raise unknown("timm model", name, names(), f"All {len(names())} names: onespike list models timm.")
     architecture, _, tag = name.partition(".")
     tags = [n.partition(".")[2] for n in timm.list_pretrained(f"{architecture}.*")]
-    if tag and not tags:
-        raise UsageError(f"{spec}: this model has no tags. Write timm:{architecture}.")
     if tag and tag not in tags:
-        raise unknown(f"tag of timm:{architecture}", tag, tags)
+        none = "" if tags else f"It has none. Write timm:{architecture}."
+        raise unknown(f"tag of timm:{architecture}", tag, tags, none)
     if source.pretrained and not timm.is_model_pretrained(name):
         raise LoadError(
             f"{spec}: timm publishes no weights for this model. Give a local checkpoint with weights=FILE."

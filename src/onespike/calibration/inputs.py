@@ -1,6 +1,5 @@
 """Calibration inputs: decoded once, in parts that depend on them and their order, not on the batches that they came in."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -110,9 +109,8 @@ class Inputs(Parts):
         return decoded
 
     def _batches(self, items: Sequence[Item], batch_size: int, processes: Processes = ALONE) -> Iterator[Any]:
-        some = dataclasses.replace(self.items, items=tuple(items))
         settings: Any = {"part": processes.part, "collate": self.loaded.reading.collate, "load": self._decode}
-        return (inputs for inputs, _ in batches(some, lambda decoded: decoded, batch_size, **settings))
+        return (inputs for inputs, _ in batches(items, lambda decoded: decoded, batch_size, **settings))
 
     def one(self) -> Any:
         """Return the first input, in a batch of its own."""
@@ -120,7 +118,7 @@ class Inputs(Parts):
 
     def stream(self, processes: Processes = ALONE) -> Iterator[Any]:
         """Return this process's part of the inputs, in their order."""
-        return self._batches(self.items.items, self.size, processes)
+        return self._batches(self.items, self.size, processes)
 
     @cached_property
     def size(self) -> int:

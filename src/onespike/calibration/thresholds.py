@@ -34,14 +34,11 @@ def is_bias(site: Site, model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class SiteThreshold:
-    """What calibration and passes chose at one site, as it is stored. With a recipe (λ, factors) it becomes a neuron's code.
-
-    θ+ and θ− are 0 where a side is off; they broadcast to the activation, as do the constants of `SpikeCode`.
-    """
+    """What calibration and passes chose at one site, as it is stored; a recipe (λ, factors) makes a neuron's code of it."""
 
     site: Site
     role: str  # activation, softmax, input, head, weight or constant
-    positive: Tensor
+    positive: Tensor  # θ+, 0 where a side is off; thresholds and constants broadcast to the activation
     negative: Tensor
     levels: tuple[int, ...]
     largest: float  # magnitude seen
@@ -70,8 +67,8 @@ class SiteThreshold:
 class Thresholds(Mapping[Site, SiteThreshold]):
     """The thresholds of all sites in the order of execution, with their provenance; `thresholds["0:linear0_input"]` also works.
 
-    `provenance` has the model's class, the number of samples, observer, versions, the recipe's part in calibration, and the
-    passes applied.
+    `provenance` has the model's class, the number of samples, observer, versions, the recipe's part in calibration, and
+    the passes applied.
     """
 
     entries: dict[Site, SiteThreshold]

@@ -48,10 +48,7 @@ OUTLIER_PASSES = ("nearest", "layout", "tokens", "allocate")
 
 @dataclass(frozen=True)
 class Checkup:
-    """Measured results, ready for JSON; `findings` needs nothing else.
-
-    Divergences (kl, in nats) and what follows them are of a few images, the probe.
-    """
+    """Measured results, ready for JSON; from `kl` (in nats) on, of a few images, the probe."""
 
     evaluation: dict[str, Any]  # figures, energy and speed of both networks on all images
     published: float | None  # value of the headline
@@ -80,10 +77,7 @@ class Checkup:
 def checkup(
     pair: NetworkPair, items: Items, run: Path | None, *, images: int = PROBE_IMAGES, batch_size: int = 16
 ) -> Checkup:
-    """Measure a run on these images: all of them once, and `images` of them in many variants.
-
-    Without a folder, for networks in Python, remedies are calls of Python.
-    """
+    """Measure a run, or networks in Python, on all these images once, and on `images` of them in many variants."""
     task, recipe = pair.loaded.task, pair.recipe
     items = task.named(items)
     survey = Survey(visits=max(1, images // batch_size))
@@ -125,14 +119,11 @@ def checkup(
 
 def _sites(pair: NetworkPair, survey: Survey) -> dict[str, dict[str, Any]]:
     saturated = {row["site"]: row["saturated share"] for row in survey.table()}
-    return {
-        name: {
-            **{field: value for field, value in row.to_dict().items() if field != "histogram"},
-            "saturated": saturated[name],
-            "calibrated_largest": pair.thresholds[name].largest,
-        }
-        for name, row in survey.details.items()
-    }
+    sites = {name: row.to_dict() for name, row in survey.details.items()}
+    for name, row in sites.items():
+        del row["histogram"]
+        row |= {"saturated": saturated[name], "calibrated_largest": pair.thresholds[name].largest}
+    return sites
 
 
 def _sensitivity(pair: NetworkPair, probe: Probe) -> tuple[dict[str, float], dict[str, float]]:
@@ -159,7 +150,7 @@ def _variants(
 
     The run's passes are part of all of them, but for `tune`, which takes long.
     """
-    half, rest = probe.halves()
+    half, rest = probe.parts[::2], Probe(pair.ann, probe.parts[1::2] or probe.parts, probe.task)
     # Some passes compare batches, so that there must be several.
     inputs = [part for batch in half for part in split(batch, -(-count(batch) // 2))]
 
@@ -209,11 +200,7 @@ def _normalizations(
 
 
 def commands(
-    pair: NetworkPair,
-    run: Path | None,
-    scales: list[dict[str, Any]],
-    kinds: dict[str, float],
-    better: str | None,
+    pair: NetworkPair, run: Path | None, scales: list[Any], kinds: dict[str, float], better: str | None
 ) -> dict[str, str]:
     """Return the command for each remedy: a new run gets a name beside the old one; without a folder, calls of Python."""
     if run is None:

@@ -56,10 +56,6 @@ class Probe:
         self.ann, self.task, self.original = ann, task, Once(ann)
         self.parts = [to(inputs, device_of(ann)) for inputs in batches]
 
-    def halves(self) -> tuple[list[Any], Probe]:
-        """Return every second batch to calibrate on, and a probe of the others to measure on."""
-        return self.parts[::2], Probe(self.ann, self.parts[1::2] or self.parts, self.task)
-
     def distance(self, snn: nn.Module) -> Distance:
         total, agrees = 0.0, []
         for _, _, outputs in pairwise((self.original, snn), ((inputs, None) for inputs in self.parts)):
@@ -89,12 +85,9 @@ def analog(snn: nn.Module, chosen: Callable[[Site], bool]) -> AbstractContextMan
 
 
 def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:
-    """Return how far one batch departs from the original, site by site: signal-to-noise ratios of inputs, in dB.
-
-    The original is the converted network with all sites analog.
-    """
-    originals: dict[Site, list[Tensor]] = {}
-    ratios: list[tuple[str, float]] = []
+    """Return how far a batch departs from the network with all sites analog: signal to noise in dB, site by site."""
+    originals = dict[Site, list[Tensor]]()
+    ratios = list[tuple[str, float]]()
 
     def sample(x: Tensor) -> Tensor:
         return x.detach().flatten()[:: max(1, x.numel() // SAMPLED)].double()
@@ -122,9 +115,8 @@ def trail(snn: nn.Module, inputs: Any) -> list[tuple[str, float]]:
 def outliers(snn: nn.Module, batches: Iterable[Any], task: Task) -> dict[str, dict[str, Any]]:
     """Return the sites whose largest level is far below their largest value in the original: the farthest first.
 
-    A row states the `largest` value, its `reach` (the value of the largest level there), how many `rows` (tokens)
-    were seen and how many are `carrying` such a value, the `first` ones of their inputs among these, and the most
-    frequent ones as the task has `named` them.
+    A row states the `largest` value, its `reach` (the value of the largest level there), how many `rows` (tokens) were
+    seen, how many are `carrying` such a value and are `first` in their input as well, and the most frequent, as `named`.
     """
     rows: dict[Site, dict[str, Any]] = {}
     batch: Any = None

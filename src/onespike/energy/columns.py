@@ -99,7 +99,7 @@ class Column:
     rule: Rule
     reading: Reading | None = None  # of a spike; None for a comparator, which has no spikes
     integer_of: str = ""  # the column that it reads with 8-bit weights: a network with another accuracy
-    # the column that it charges with all that it leaves out: passes cannot hold it, nor can a part of the elements estimate it
+    # the column that it charges with all that it leaves out: passes cannot hold it, nor can samples estimate it
     strict_of: str = ""
     bits: int = 0  # of weights and activations, for a comparator that is a network to measure
 
@@ -204,7 +204,7 @@ def _strict_dense(width: str, ledger: Ledger, double: bool) -> list[Item]:
 
 
 def _neurons(ledger: Ledger, fixed: bool) -> list[Item]:
-    """Charge functions in floats and a multiply-add per neuron, or in fixed point what functions in thresholds leave."""
+    """Charge functions in floats, and a multiply-add per neuron; in fixed point what functions in thresholds leave."""
     rows, functions, whole = ledger.sites.values(), _functions(ledger), "int32 multiply-add"
     # each element is scaled before it fires or is rounded, but pixels, which are integers already
     updates = sum(r.elements for r in rows if r.spiking or (r.dense and r.role != "input"))

@@ -1,7 +1,6 @@
 """Dead work: products whose result cannot reach the output, such as the last block of all tokens but one.
 
-They are also dead in the original network, so a ratio that counts them as its work flatters the spiking one. They
-are found by gradient: where it is zero, the product's result cannot reach the output.
+A ratio that counts them as the original's work flatters the spiking network. Where they are, the gradient is zero.
 """
 
 from collections.abc import Callable

@@ -130,20 +130,15 @@ class Meter(Visitor):
         if code.offset is not None and site.operation not in ("linear", "conv"):
             row.constant_macs += share * synapses.macs / _shared(code.offset, x)
         row.fire(code, round(share * x.numel()), round(share * synapses.outputs))
-        # a sample of elements that all have one threshold is fired by itself
-        alike = all(buffer.numel() == 1 for _, buffer in neuron.named_buffers(recurse=False))
-        apart = every > 1 and alike and code.typical is None and tokens is None and operand.call is None
         # where weights are integers the product fires its operand, and this only counts
         with ledger.counting() if operand.fired_by_product else nullcontext():
-            fired, output = (None, neuron(x)) if apart else operand.fire(x)
+            fired, output = operand.fire(x)
         with ledger.counting():
             fan_out, each, later = synapses.fan_out, 1.0, operand.timestep > 1
-            if fired is None:
-                fired = neuron.counts(sample(x, every))
-            elif tokens is not None:
+            if tokens is not None:
                 fired = fired * tokens
             if every > 1:
-                fired = fired if apart else sample(fired, every)
+                fired = sample(fired, every)
                 each = x.numel() / max(len(fired), 1)
                 fan_out = sample(fan_out.expand_as(x), every) if isinstance(fan_out, Tensor) else fan_out
             row.count(neuron.largest, fired, fan_out, each, later)

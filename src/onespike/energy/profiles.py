@@ -84,10 +84,7 @@ def priced(name: str | None) -> Iterator[None]:
 
 
 def profile(name: str | None = None) -> Profile:
-    """Return a profile by its name, or by the path of a JSON file with `name`, `source` and `pj`.
-
-    Without a name it is the default one, or that of `priced`.
-    """
+    """Return a profile by its name or the path of a JSON file; without either the default one, or that of `priced`."""
     return _read(name or _current.get())
 
 

@@ -46,9 +46,8 @@ class SiteSurvey:
         (up, down), seen = code.units(), code.coordinate(x)
         step = torch.where(seen >= 0, up, down)
         size, error = seen.abs(), (x - output).square()
-        clipped, consecutive = size > step * self.levels[-1], 0
-        while consecutive < len(self.levels) and self.levels[consecutive] == consecutive + 1:
-            consecutive += 1
+        clipped = size > step * self.levels[-1]
+        consecutive = sum(level == place for place, level in enumerate(self.levels, 1))
         sparse = ~clipped & (size > step * (consecutive + 0.5))
         total, clipping, tail = (
             float(part.sum(dtype=torch.float64)) for part in (error, error * clipped, error * sparse)
@@ -66,9 +65,8 @@ class SiteSurvey:
         # the index over which the product sums
         axis = 1 - x.dim() if site.operation == "conv" else -2 if site.role == "rhs" and x.dim() > 1 else -1
         fired = output != (0.0 if code.offset is None else code.offset)
-        each = (part.double() for part in (x.square(), error, fired))
-        each = (part.movedim(axis, 0).flatten(1).sum(1) for part in each) if x.dim() > 1 else each
-        sums = torch.stack(list(each)).cpu()
+        sums = torch.stack([x.square(), error, fired]).double()
+        sums = (sums.movedim(axis, 1).flatten(2).sum(2) if x.dim() > 1 else sums).cpu()
         if not self.channels.shape[1]:
             self.channels = sums
         elif self.channels.shape == sums.shape:  # attention over another length has other channels
@@ -81,26 +79,16 @@ class SiteSurvey:
     def noise(self) -> float:
         return self.fine + self.tail + self.clipping
 
-    @property
-    def snr_db(self) -> float:
-        """The ratio 10·log10(signal / noise); 99 where nothing is lost."""
-        return decibels(self.signal, self.noise)
-
-    @property
-    def dead_channels(self) -> float:
-        """The share of channels that never fired."""
-        return float((self.channels[2] == 0).double().mean())
-
     def to_dict(self) -> dict[str, Any]:
         power = self.channels[0]
         return {
             "role": self.role,
-            "snr_db": self.snr_db,
+            "snr_db": decibels(self.signal, self.noise),
             **{k: getattr(self, k) / (self.noise or 1.0) for k in ("fine", "tail", "clipping")},
             "above": self.above / max(self.elements, 1),
             "largest": self.largest,
             "row_loss": self.row_loss / self.rows if self.rows else None,
-            "dead_channels": self.dead_channels,
+            "dead_channels": float((self.channels[2] == 0).double().mean()),  # those that never fired
             "outlier_channels": float((power > OUTLIER**2 * power.median()).double().mean()),
             "channels": self.channels.shape[1],
             "levels": list(self.levels),

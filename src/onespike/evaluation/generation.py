@@ -65,8 +65,8 @@ def write(
 ) -> Written:
     """Let a converted network of transformers continue prompts with its `generate`; count each forward by itself.
 
-    `batch` has `input_ids` and `attention_mask`, shorter prompts padded on the left. The cache is `dynamic`, or `static` for
-    one of fixed size. At temperature 0 the best token is taken each time, else one is sampled.
+    `batch` has `input_ids` and `attention_mask`, shorter prompts padded on the left. The cache is `dynamic`, or `static`
+    for one of fixed size. At temperature 0 the best token is taken each time, else one is sampled.
     """
     counting, forwards, starts = ExitStack(), list[Spent](), list[tuple[Ledger, int, float]]()
 

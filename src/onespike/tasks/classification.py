@@ -31,9 +31,8 @@ SHARES = ("ann.top1", "ann.top5", "snn.top1", "snn.top5")
 def match_classes(items: Items, names: Sequence[str] | None, ids: Sequence[str] | None = None) -> Items:
     """Return the same images, labeled with the network's class numbers; images without named folders stay unchanged.
 
-    Case, underscores and hyphens do not matter, and one synonym of a name like `tench, Tinca tinca` is enough. A folder
-    that is no class of the network, could be several, or is the same class as another is refused. `ids` are other unique
-    names of the same classes, such as WordNet ids.
+    Case, underscores and hyphens do not matter, and one synonym of a name like `tench, Tinca tinca` is enough. `ids` are
+    other unique names of the same classes, such as WordNet ids.
     """
     folders = items.class_names or ()
     used = sorted({folders[item.label] for item in items if folders and item.label is not None})

@@ -47,10 +47,7 @@ def read_coco(file: Path | str) -> Coco:
 
 
 def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tuple[Items, Coco]:
-    """Return the annotated images of a folder, sorted by id, and their truth, which the images also hold.
-
-    `bundled:scenes-test` and `bundled:scenes-calibration` include their annotations.
-    """
+    """Return the annotated images of a folder or bundled strip, sorted by id, and their truth, which they also hold."""
     if str(folder).startswith("bundled:"):
         name, file, strip = bundled(str(folder), SCENES)
         coco = read_coco(file)

@@ -30,11 +30,10 @@ STRIPS = ("cifar10-test", "cifar10-calibration")
 
 
 def list_images(folder: Path | str) -> Items:
-    """Return the images of a folder, sorted by name, with labels from its sub-folders.
+    """Return the images of a folder or of a bundled strip, sorted by name, with labels from its sub-folders, if any.
 
     If every sub-folder's name is a number, that number is the label; otherwise it is the place of the name among
-    the sorted names. A folder without sub-folders gives images without labels. Hidden files are left out.
-    `bundled:cifar10-test` and `bundled:cifar10-calibration` are the images that ship with onespike.
+    the sorted names. Hidden files are left out.
     """
     source = str(folder)
     if source.startswith("bundled:"):

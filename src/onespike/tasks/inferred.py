@@ -33,10 +33,7 @@ def _spread(x: Tensor) -> Tensor:
 
 
 class Numbers(Meaning):
-    """Any output: its numbers are normal, with the standard deviation of the output itself.
-
-    The divergence of two outputs is half their mean squared difference, relative to that deviation.
-    """
+    """Any output: its numbers are normal, with the standard deviation of the output itself."""
 
     def drawn(self, output: Any, sources: Sequence[Generator]) -> Tensor:
         """Sample with normal noise on every number; each tensor counts as one, regardless of size."""

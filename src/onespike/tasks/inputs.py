@@ -97,7 +97,7 @@ def check_batch_size(size: int) -> None:
 
 
 def batches(
-    items: Items,
+    items: Sequence[Item],
     transform: Callable[[Any], Any],
     batch_size: int,
     *,
@@ -117,7 +117,6 @@ def batches(
     check_batch_size(batch_size)
     load = load or read_image
     mine = [item for place, item in enumerate(items) if place // batch_size % part[1] == part[0]]
-
     pool = ThreadPoolExecutor(threads, thread_name_prefix="onespike-images")
     try:
         waiting: deque[Future[Any]] = deque()

@@ -38,16 +38,13 @@ def _size(boxes: Tensor) -> Tensor:
 
 
 def drawn(objects: Objects, generator: Generator) -> Tensor:
-    """Return the log-probability of an image's objects, boxes and masks as sampled from the output.
-
-    Boxes and masks are weighted with √score, so that the score weights their information.
-    """
+    """Return the log-probability of an image's objects, boxes and masks as sampled from the output."""
 
     def sampled(p: Tensor) -> Tensor:
         return (torch.rand(p.shape, generator=generator).to(p) < p.detach()).to(p)
 
     scores = objects["scores"]
-    weight = scores.detach().clamp(min=0).sqrt()
+    weight = scores.detach().clamp(min=0).sqrt()  # so that the score weights the information of box and mask
     total = _bernoulli(sampled(scores), scores).sum()
     if (boxes := objects.get("boxes")) is not None and boxes.requires_grad:
         noise = torch.randn(boxes.shape, generator=generator).to(boxes)
@@ -92,8 +89,7 @@ def overlaps(first: Tensor, second: Tensor) -> Tensor:
 def paired(first: Objects, second: Objects) -> tuple[Tensor, Tensor]:
     """Return the places of the objects that two outputs share, in each of them.
 
-    Each object of the first takes the best free one of the same class that overlaps it by at least half; objects with
-    higher scores choose first.
+    Each of the first, by score, takes the best free one of the same class that overlaps it by at least half.
     """
     same = first["labels"].cpu()[:, None] == second["labels"].cpu()[None]
     shared = torch.where(same, overlaps(_corners(first), _corners(second)), torch.zeros(()))

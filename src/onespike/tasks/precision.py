@@ -99,8 +99,8 @@ def bootstrap_errors(evaluators: Sequence[Any]) -> dict[str, float | None]:
 class AveragePrecision:
     """AP, AP50, AP75 and by size for boxes (and masks), equal to pycocotools on the same predictions.
 
-    `results` are of a network's output and the images' COCO records. `categories` turn its class numbers into category ids
-    and drop others; None if results name ids. `apart` is the divergence of each image of two outputs, in nats.
+    `results` are of a network's output and the images' COCO records. `categories` turn its class numbers into category
+    ids and drop others; None if results name ids. `apart` is the divergence of each image of two outputs, in nats.
     """
 
     def __init__(

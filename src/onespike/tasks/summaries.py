@@ -79,17 +79,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Headline:
-    """The one figure by which runs are compared: of the original network, where it has one, and the spiking one.
-
-    `bounds` is the 95 % interval of the spiking network's figure, `paired` that of their difference on the same inputs.
-    """
+    """The one figure by which runs are compared: of the original network, if it has one, and the spiking one."""
 
     title: str
     original: float | None
     spiking: float | None
     error: float | None = None
-    bounds: Bounds | None = None
-    paired: Bounds | None = None
+    bounds: Bounds | None = None  # of the spiking network's figure
+    paired: Bounds | None = None  # of their difference on the same inputs
 
     @property
     def figures(self) -> str:

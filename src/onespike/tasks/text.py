@@ -123,12 +123,9 @@ class Tokenizer(Protocol):
 
 
 def pack(source: str, tokenizer: Tokenizer, length: int, short: bool = False) -> Items:
-    """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped.
-
-    With `short`, a text shorter than one window is one short window.
-    """
+    """Return the windows of a source: its documents in sequence, cut every `length` tokens; the rest is dropped."""
     tokens = [token for document in documents(source) for token in tokenizer.encode(document.text)]
-    length = max(2, min(len(tokens), length)) if short else length
+    length = max(2, min(len(tokens), length)) if short else length  # of a short text one short window
     if len(tokens) < length:
         raise DataError(
             f"{source}: {len(tokens)} tokens, fewer than one window of {length}. "
