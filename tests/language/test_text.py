@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_named(tmp_path, name, contents, message):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
 def test_sources_that_are_not_there_or_have_no_end(tmp_path):
-    for place, message in ((tmp_path / "none.txt", "no such file"), (tmp_path, "no text in it")):
+    for place, message in ((tmp_path / "none.txt", "No such file"), (tmp_path, "no text in it")):
         with pytest.raises(DataError, match=message):
             documents(str(place))
     os.mkfifo(tmp_path / "a.txt")

@@ -1,6 +1,6 @@
 """Dead work: products whose result cannot reach the output, such as the last block of all tokens but one.
 
-A ratio that counts them as the original's work flatters the spiking network. Where they are, the gradient is zero.
+A ratio that counts them as the original's work flatters the spiking network. They are found by gradient: theirs is zero.
 """
 
 from collections.abc import Callable

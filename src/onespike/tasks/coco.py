@@ -57,8 +57,6 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
         raise DataError(
             f"{folder}: boxes are scored with annotations. Give the instances JSON with annotations=FILE."
         )
-    if not Path(folder).is_dir():
-        raise DataError(f"{folder}: no such folder. Give the folder that holds the images.")
     coco = read_coco(annotations)
     items = []
     for number, image in sorted(coco.images.items()):

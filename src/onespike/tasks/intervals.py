@@ -27,9 +27,7 @@ def share_interval(percent: float, inputs: int) -> Bounds:
 
 def paired_interval(gained: int, lost: int, inputs: int) -> Bounds:
     """The 95 % interval of a difference of two shares of the same inputs, in percent (Bonett and Price)."""
-    whole = (
-        inputs + 2
-    )  # one more gained and one more lost: it holds where networks differ on few inputs, or none
+    whole = inputs + 2  # one more gained and one more lost, for networks that differ on few inputs, or none
     center, spread = (gained - lost) / whole, (gained + lost + 2) / whole
     reach = NORMAL * math.sqrt((spread - center**2) / whole)
     return 100 * max(center - reach, -1.0), 100 * min(center + reach, 1.0)

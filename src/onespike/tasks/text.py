@@ -47,16 +47,14 @@ def documents(source: str) -> list[Document]:
 
 
 def _file(path: Path) -> list[Document]:
-    if not path.exists():
-        raise DataError(f"{path}: no such file. Check the path.")
-    if not path.is_file():  # a device has no end, and a pipe may have no writer
+    if path.exists() and not path.is_file():  # a device has no end, and a pipe may have no writer
         raise DataError(f"{path}: this is neither a file nor a folder. Write the text to a file.")
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8. Give a text in UTF-8.") from error
     except OSError as error:
-        raise DataError(f"{path}: it cannot be read ({error.strerror}). Change its permissions.") from error
+        raise DataError(f"{path}: it cannot be read ({error.strerror}). Check it.") from error
     read = {".jsonl": _json, ".tsv": _columns}.get(path.suffix.lower())
     if read is None:
         return [Document(path.name, text)]
