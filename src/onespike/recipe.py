@@ -120,10 +120,7 @@ class Recipe:
     )
     granularity: str = declared("site", "What has a threshold of its own.", choices=("site", "channel"))
     step_digits: int = declared(
-        0,
-        "Reciprocals of steps are sums of N powers of two, so that neurons shift and add; 0: any step.",
-        "N",
-        int,
+        0, "Reciprocals of steps are sums of N powers of two: neurons shift and add; 0: any step.", "N", int
     )
     payload_bits: int = declared(0, "The bits of a spike beside its sign; 0: any level.", "N", int)
     centers: str = declared(
@@ -135,10 +132,7 @@ class Recipe:
         "analog", "The network's input and its output layer's input.", choices=("analog", "int8", "spiking")
     )
     include: tuple[str, ...] = declared(
-        ("*",),
-        "Only sites that match this glob spike, or backbone: those of a detector's.",
-        "GLOB",
-        repeated=True,
+        ("*",), "Only sites that match this glob spike; backbone: a detector's.", "GLOB", repeated=True
     )
     exclude: tuple[str, ...] = declared((), "Sites that match this glob stay analog.", "GLOB", repeated=True)
     fold_batchnorm: bool = declared(True, "Merge BatchNorm into the convolution before.", "yes|no", yes_or_no)
@@ -154,21 +148,11 @@ class Recipe:
     )
     passes: tuple[str, ...] = declared((), "See `onespike list passes`.", "A,B,…", names, usual=True)
     budget: float | None = declared(
-        None,
-        "The energy ratio that the passes meet, of all MACs of the original, or none.",
-        "RATIO",
-        share_or_none,
-        usual=True,
+        None, "The energy ratio to meet, of all MACs of the original.", "RATIO", share_or_none, usual=True
     )
-    energy: str = declared(
-        "counts", "The budget's energy: see `onespike list columns`.", "COLUMN", usual=True
-    )
+    energy: str = declared("counts", "Of the budget: see `onespike list columns`.", "COLUMN", usual=True)
     max_drop: float | None = declared(
-        None,
-        "The least energy that loses at most this much, such as 1%, instead of a budget.",
-        "SHARE",
-        share_or_none,
-        usual=True,
+        None, "Instead, the least energy that loses at most this: 1%.", "SHARE", share_or_none, usual=True
     )
 
     def __post_init__(self) -> None:

@@ -111,9 +111,7 @@ def search(
     if trials < 1:
         raise UsageError(f"trials must be at least 1, not {trials}. The paper uses 50.")
     if resume and fresh:
-        raise UsageError(
-            "search: resume=True continues a search, and fresh=True starts over. Give one of them."
-        )
+        raise UsageError("search: resume=True goes on, and fresh=True starts over. Give one of them.")
     if sampler not in SAMPLERS:
         raise unknown("sampler", sampler, SAMPLERS)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a trial that fails ends in an error here

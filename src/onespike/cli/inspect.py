@@ -182,9 +182,7 @@ def export(
         show.export(verify_pair(None if run is None else runs.load(run), verify, **each))
         return "list", "formats"
     if run is None or format is None or out is None:
-        raise UsageError(
-            "what to write is missing. Give RUN, --format NAME and --out FILE, or --verify FILE."
-        )
+        raise UsageError("nothing to write. Give RUN, --format NAME and --out FILE, or --verify FILE.")
     form = True if integer else None  # some formats are always on integers
     prepare(format, form, out)  # an impossible format is refused before anything is loaded
     pair = runs.load(run)

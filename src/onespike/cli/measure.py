@@ -145,9 +145,7 @@ def generate(
     pair = runs.load(run, device=device)
     task = pair.loaded.task
     if not isinstance(task, Language):
-        raise UsageError(
-            f"generate: this network {task.verb}, and writes no text. Leave it to a language model."
-        )
+        raise UsageError(f"generate: this network {task.verb}, and writes no text. Take a language model.")
     tokenizer: Any = task.tokenizer
     batch, column, profile = task.prompts(prompts, length), energy or pair.recipe.energy, prices_of().name
     streamer = None
