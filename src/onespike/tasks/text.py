@@ -54,7 +54,7 @@ def _file(path: Path) -> list[Document]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start} is not UTF-8. Give a text in UTF-8.") from error
     except OSError as error:
-        raise DataError(f"{path}: it cannot be read ({error.strerror}). Check it.") from error
+        raise DataError(f"{path}: it cannot be read ({error.strerror}). Give a readable file.") from error
     read = {".jsonl": _json, ".tsv": _columns}.get(path.suffix.lower())
     if read is None:
         return [Document(path.name, text)]
