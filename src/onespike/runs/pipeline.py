@@ -110,6 +110,7 @@ def convert_network(
     check_batch_size(batch_size)
     recipe = _of_backbone(recipe, loaded)
     ann, inputs = place_(loaded.model, device, device_map), Inputs(items, loaded)
+    check_recipe(recipe, ann)
     check_forward(ann, inputs)
     convolutions = [module for module in ann.modules() if isinstance(module, nn.Conv2d)]
     depthwise = sum(conv.groups == conv.in_channels > 1 for conv in convolutions)
