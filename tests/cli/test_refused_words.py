@@ -44,7 +44,9 @@ REFUSED = {
     "--recipe {tmp_path}/none": "--preset and --recipe both say where the recipe starts. Give one of them.",
     "convert {VIT} --calibrate {CALIBRATION} --out {tmp_path}/run --recipe {tmp_path}/none":
         "{tmp_path}/none: the recipe cannot be read (No such file or directory). Give a YAML or JSON file.",
-    "--step-digits=2": "--step-digits is a field of the recipe. Write --set step_digits=….",
+    "--percentile 2": "--percentile is now --set percentile=…. See: onespike list fields",
+    "--pretrained": "--pretrained is now --weights pretrained.",
+    "search {vit_run} --per-site=kind": "--per-site is now the pass allocate: onespike convert …",
     "--preprocess blur=1": "unknown preprocessing 'blur'. Known: crop, mean, resize, std.",
     "convert timm:test_vit --weights random --calibrate {images} --set placement=activation --preset sformer --out {tmp_path}/run":
         "…Use --set placement=synapse.",

@@ -20,7 +20,15 @@ from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
 from onespike.cli import WARNING, interruptible, loading, output, refuse, say
-from onespike.cli.options import OPTIONS, RECIPE_OPTIONS, Word, recipe_of, typed
+from onespike.cli.options import (
+    EARLIER_COMMANDS,
+    OPTIONS,
+    RECIPE_OPTIONS,
+    Word,
+    recipe_of,
+    spelled_now,
+    typed,
+)
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import FIELDS, Recipe
 from onespike.runtime.processes import launched
@@ -82,16 +90,20 @@ class Commands(TyperGroup):
             processes.wait()
             raise typer.Exit(2) from error
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in EARLIER_COMMANDS:
+            raise UsageError(f"`onespike {cmd_name}` is now: {EARLIER_COMMANDS[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
+
 
 class Page(TyperCommand):
-    """A command that knows the fields of a recipe; its help shows basic options first, then those that name a panel."""
+    """A command that knows earlier spellings; its help shows basic options first, then those that name a panel."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        fields = {f"--{name.replace('_', '-')}": name for name in FIELDS}
-        options = {option for param in self.params for option in param.opts}
-        for word in (word.partition("=")[0] for word in args):
-            if word in fields and word not in options:
-                raise UsageError(f"{word} is a field of the recipe. Write --set {fields[word]}=….")
+        existing = {option for param in self.params for option in param.opts}
+        for word in args:
+            if message := spelled_now(word, existing):
+                raise UsageError(message)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
