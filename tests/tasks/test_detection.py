@@ -209,6 +209,7 @@ SHAPES = [
     ([[1, 2, 3, 4, 5, 6], []], "a polygon of 0 numbers"),
     ([[0, 0, 1e9, 0, 1e9, 1e9]], "far outside the image of 60×40"),
     ([[0, 0, math.inf, 0, 5, 5]], "0.2: input should be a finite number"),
+    ([[0, 0, 59, 39] * 200_000], "a polygon whose outline is longer than 10000000 pixels"),
     ({"size": [40, 60], "counts": [PIXELS - 1]}, "do not add up to 60·40 pixels"),
     ({"size": [40, 60], "counts": [PIXELS, 1]}, "do not add up to 60·40 pixels"),
     ({"size": [40, 60], "counts": [-1, PIXELS + 1]}, "damaged or do not add up"),

@@ -163,18 +163,16 @@ class Ledger:
     blockwise: ClassVar[bool] = True  # whether it may observe attention probabilities in blocks of rows
 
     sites: dict[Site, SiteCount] = field(default_factory=dict)
-    functions: Counter[str] = field(default_factory=Counter)  # MACs of analog functions by kind
-    folded: Counter[str] = field(
-        default_factory=Counter
-    )  # the part that an integer network has in thresholds
+    # MACs of analog functions by kind, and the part that an integer network has in its thresholds
+    functions: Counter[str] = field(default_factory=Counter)
+    folded: Counter[str] = field(default_factory=Counter)
     values: int = 0  # sums that an integer network brings to fixed point, since more than neurons read them
     # MACs of products that ran outside every rule, by module and operation
     unruled: Counter[tuple[str, str]] = field(default_factory=Counter)
     inputs: int = 0
     timesteps: int = 1
-    every: int = (
-        1  # for searches: one row of elements in so many is counted; no strict column can be estimated so
-    )
+    # for searches: one row of elements in so many is counted; no strict column can be estimated so
+    every: int = 1
     seconds: float = 0.0  # spent on counting, to be subtracted from the time of a forward
     padding: Tensor | None = field(default=None, repr=False)  # which tokens of the present batch are real
 
@@ -310,6 +308,8 @@ class Ledger:
                 "macs": row.macs,
                 **{reading: row.additions.get(reading, 0.0) for reading in READINGS},
                 "ratio": row.additions.get("counts", 0.0) * share if row.site in drivers else 0.0,
+                "spikes per image": row.spikes / max(self.inputs, 1),
+                "events per image": row.active / max(self.inputs, 1),
                 "spikes per neuron": row.spikes / max(row.elements, 1),
                 "active share": row.active / max(row.elements, 1),
                 "saturated share": row.saturated / max(row.elements, 1),

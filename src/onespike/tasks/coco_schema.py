@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, FiniteFloat
@@ -10,6 +11,8 @@ from typing_extensions import TypedDict  # typing's version is not enough for py
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
 Name = Annotated[str, Field(pattern=r"^[^\x00]+$")]  # NUL is in no name of a file
+OUTLINE = 10**7
+"""The longest outline in pixels that is drawn: pycocotools keeps five points per pixel and does not check memory."""
 COMPRESSED = re.compile("[P-o]{0,11}[0-O]")
 """A number in compressed run lengths: five bits per character, and whether more follow."""
 KINDS = {"images": "image", "categories": "category", "annotations": "annotation"}
@@ -87,12 +90,19 @@ def _shapes(annotation: Mapping[str, Any], width: int, height: int) -> Iterator[
             yield "segmentation", f"a polygon of {len(polygon)} numbers, not x and y of three points or more"
         elif not _near(polygon, width, height):
             yield "segmentation", f"a polygon far outside {image}"
+        elif len(polygon) * (width + height) > OUTLINE and _outline(polygon) > OUTLINE:
+            yield "segmentation", f"a polygon whose outline is longer than {OUTLINE} pixels"
 
 
 def _near(corners: Sequence[float], width: int, height: int) -> bool:
     """Return whether points lie within one image size around the image: annotators overshoot, damage goes further."""
     xs, ys = corners[0::2], corners[1::2]
     return -width <= min(xs) and max(xs) <= 2 * width and -height <= min(ys) and max(ys) <= 2 * height
+
+
+def _outline(polygon: Sequence[float]) -> float:
+    points = list(zip(polygon[0::2], polygon[1::2], strict=True))
+    return sum(max(abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in pairwise([*points, points[0]]))
 
 
 def decompressed(text: str) -> list[int]:
