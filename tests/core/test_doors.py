@@ -91,7 +91,7 @@ def test_a_network_may_read_bytes(model: nn.Module) -> None:
     assert onespike.spike(reader, [images], "sformer")(images).shape == (16, 3)
 
 
-NOT_FINITE = "evaluate: an input holds NaN or infinite values. Check the data and its preprocessing."
+NOT_FINITE = "evaluate: an input holds NaN or infinite values. Check it and its preprocessing."
 
 
 @pytest.mark.parametrize(("batch", "message"), [

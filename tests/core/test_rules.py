@@ -146,5 +146,5 @@ def test_a_second_rule_is_refused():
 
 
 def test_site_spelling():
-    with pytest.raises(UsageError, match=r"^'nonsense' is not a site\. Write OWNER:OPERAND, such as "):
+    with pytest.raises(UsageError, match=r"^'nonsense' is not a site\. Write OWNER:OPERAND, as "):
         Site.parse("nonsense")

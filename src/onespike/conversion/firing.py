@@ -199,8 +199,7 @@ class NeuronSites(Sites):
         return kernels.attend(query, key, value, _added(mask), step, code)
 
 
-ROWS = 8
-"""Rows that are multiplied together: torch multiplies fewer by other instructions."""
+ROWS = 8  # rows that are multiplied together: torch multiplies fewer by other instructions
 
 
 def _apart(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

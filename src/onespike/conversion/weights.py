@@ -15,8 +15,7 @@ from onespike.neurons import Neuron
 from onespike.sites import Site
 from onespike.spikes.code import few_digits
 
-WEIGHT = 127
-"""The largest 8-bit weight; −128 is left out, so that both signs reach equally far."""
+WEIGHT = 127  # the largest 8-bit weight; −128 is left out, so that both signs reach equally far
 
 
 class Folded(nn.Module):

@@ -20,8 +20,7 @@ from onespike.runtime.forward import InOrder
 from onespike.spikes import SpikeCode, fire_function
 from onespike.spikes.code import HUGE
 
-SMALL = 1 << 15
-"""Elements below which a second thread costs more than it gives."""
+SMALL = 1 << 15  # elements below which a second thread costs more than it gives
 
 
 def plain_is_needed(x: Tensor, *others: Tensor | None) -> bool:

@@ -13,14 +13,10 @@ from onespike.spikes import SpikeCode
 from onespike.spikes.code import HUGE
 from onespike.spikes.fire_functions import HALF, FireFunction
 
-SHORT = 16
-"""Elements below which a piece is copied first."""
-DIMS = 6
-"""The largest number of axes on the C side, once contiguous ones are joined."""
-OFF = torch.zeros(())
-"""The step of a side that is off."""
-PLANS = 16
-"""The number of shapes that a neuron remembers."""
+SHORT = 16  # elements below which a piece is copied first
+DIMS = 6  # the largest number of axes on the C side, once contiguous ones are joined
+OFF = torch.zeros(())  # the step of a side that is off
+PLANS = 16  # the number of shapes that a neuron remembers
 
 
 class Form(ctypes.Structure):
@@ -115,8 +111,7 @@ def plan(x: Tensor, out: Tensor, code: SpikeCode, most: tuple[float, float]) -> 
     return Plan(code, addresses(code), call, ctypes.addressof(call), copied)
 
 
-Axis = tuple[int, tuple[int, ...]]
-"""The size of an axis, and how far apart its elements lie in each tensor."""
+Axis = tuple[int, tuple[int, ...]]  # the size of an axis, and how far apart its elements lie in each tensor
 
 
 def _joined(axes: list[Axis]) -> list[Axis]:

@@ -60,9 +60,7 @@ class ScaleFire(Neuron):
         for name, value in constants.items():
             self.register_buffer(name, None if value is None else value.detach().to(torch.float32, copy=True))
         if typical is not None and not (typical.numel() == 1 and 0 < float(typical) < float("inf")):
-            raise UsageError(
-                f"{self.name}: the magnitude of a typical row must be one finite number above 0."
-            )
+            raise UsageError(f"{self.name}: the magnitude of a typical row must be a finite number above 0.")
         if gain is not None and bool((gain.frexp().mantissa != 0.5).any()):
             raise UsageError(f"{self.name}: a gain must be a power of two, so that applying it is exact.")
         self._settle_sides()

@@ -23,19 +23,14 @@ from onespike.spikes.fire_functions import fire_function
 
 GRID = tuple(2 ** (k / 3) for k in range(-21, 10))
 """Steps to try, in units of a channel's mean magnitude where it is not zero."""
-BORROWED = 16
-"""The number of values in the one observation that every channel borrows from its site."""
-FREE = 1e-26
-"""A multiplier at which spikes cost next to nothing."""
+BORROWED = 16  # the number of values in the one observation that every channel borrows from its site
+FREE = 1e-26  # a multiplier at which spikes cost next to nothing
 SHARE = 1 / 8
 """The charge for a spike of an operand that drives nothing: free in the ledger, but not on a chip."""
 WEIGHED_IMAGES = 128
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Factors on the present steps to try."""
-DOUBT = 8.0
-"""The number of inputs at which their evidence counts half."""
-LEAST, MOST = 0.1, 1000.0
-"""Bounds on the joint effect of errors, relative to their separate effects."""
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # factors on the present steps to try
+DOUBT = 8.0  # the number of inputs at which their evidence counts half
+LEAST, MOST = 0.1, 1000.0  # bounds on the joint effect of errors, relative to their separate effects
 
 Levels = tuple[int, ...]
 
@@ -67,8 +62,7 @@ class Curve:
         return Choice(float(least.sum()), self.levels, self.steps.gather(0, best)[0], cost)
 
 
-Curves = dict[Site, list[Curve]]
-"""Site → its curves, one per candidate layout."""
+Curves = dict[Site, list[Curve]]  # site → its curves, one per candidate layout
 
 
 @one_thread()

@@ -166,8 +166,7 @@ class Pass:
     steps: bool = False  # its steps stay; else they are scaled to the budget, or the energy of before
 
 
-PASSES: dict[str, Pass] = {}
-"""Name → pass, in running order, regardless of the order of a request."""
+PASSES: dict[str, Pass] = {}  # name → pass, in running order, regardless of the order of a request
 
 
 def calibration_pass(name: str, **traits: Any) -> Callable[[Improve], Improve]:

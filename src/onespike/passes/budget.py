@@ -16,7 +16,7 @@ from onespike.energy.ledger import Ledger
 from onespike.energy.metering import counted
 from onespike.errors import OnespikeWarning, UsageError, unknown
 from onespike.evaluation.pairwise import Once, pairwise
-from onespike.passes.base import PassContext, PassState
+from onespike.passes.base import Improve, PassContext, PassState
 from onespike.passes.layout import reaching, steps_of_largest
 from onespike.passes.statistics import held_out
 from onespike.runtime.batches import inputs_of, split, take_first, to
@@ -219,11 +219,7 @@ def by_labels(model: nn.Module, labeled: Iterable[tuple[Any, Any]], task: Any) -
 
 
 def least_energy(
-    state: PassState,
-    context: PassContext,
-    run: Callable[[PassState, PassContext], PassState],
-    most: float,
-    judge: Judge | None = None,
+    state: PassState, context: PassContext, run: Improve, most: float, judge: Judge | None = None
 ) -> tuple[float, dict[float, tuple[PassState, Loss]]]:
     """Return the least budget whose loss is within `most`, or that of the least loss, and the result of each that was tried.
 

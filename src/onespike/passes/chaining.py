@@ -143,11 +143,8 @@ def served(state: PassState, context: PassContext, names: Sequence[str]) -> Pass
     if any(PASSES[name].samples for name in names):
         facts.append(samples(state, context))
     lengths = token_lengths(context.inputs[0]) if facts else set[int]()
-    unserved = [
-        site
-        for site in state.spiking
-        if any(site not in of_sites for of_sites in facts) or _sums_over_tokens(state, site, lengths)
-    ]
+    learned = set(state.spiking).intersection(*facts)
+    unserved = [s for s in state.spiking if s not in learned or _sums_over_tokens(state, s, lengths)]
     if not unserved:
         return state
     why = "their sizes differ from call to call or with the length of a text, or no gradient or no input reaches them"

@@ -11,8 +11,7 @@ from onespike.passes.base import PassContext, PassState, calibration_pass
 from onespike.passes.statistics import Sample, fisher, samples
 from onespike.spikes.code import row_gain
 
-SILENT = 2.0**30
-"""The gain of positions without any influence: nothing fires there."""
+SILENT = 2.0**30  # the gain of positions without any influence: nothing fires there
 FINEST, COARSEST = -4, 4
 IGNORED = 1e-9
 

@@ -162,9 +162,8 @@ def refit(state: PassState, context: PassContext) -> PassState:
     goal, informations = least(state, context), fisher(state, context)
     model = unspiked(state, context)
     batches = take_first(context.inputs, context.portion(FISHER_IMAGES))[: len(free)]
-    modules: dict[Site, Any] = {
-        s: model.get_submodule(s.owner) for s, t in state.spiking.items() if t.calls == 1
-    }
+    once = [site for site, t in state.spiking.items() if t.calls == 1]
+    modules: dict[Site, Any] = {site: model.get_submodule(site.owner) for site in once}
     fired: dict[Site, Any] = dict(named_neurons(model))
     generator = torch.Generator().manual_seed(context.seed + 3)
     sums: dict[Site, Moments] = {}
@@ -185,9 +184,6 @@ def refit(state: PassState, context: PassContext) -> PassState:
 
     observe(model, progress("re-fitting", len(batches))(batches), gather)
     with torch.inference_mode():
-        changes = {
-            site: {"change": of_site.change(modules[site].weight)}
-            for site, of_site in sums.items()
-            if bool(of_site.weight > 0)
-        }
+        weighed = {site: moments for site, moments in sums.items() if bool(moments.weight > 0)}
+        changes = {s: {"change": moments.change(modules[s].weight)} for s, moments in weighed.items()}
     return judged("refit", state, [fit(state.with_sites(changes), context, goal)], context)

@@ -21,12 +21,9 @@ from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.padding import mask_of, real, token_lengths
 
 FISHER_IMAGES, SAMPLED_IMAGES, HELD = 256, 64, 128
-PART = 4
-"""Inputs per backward pass, few enough that it takes little beside a forward of a whole batch."""
-SAMPLES = 2**17
-"""Values drawn per site, shared by the groups of its positions."""
-OCTAVES = 64
-"""The number of octaves of row magnitudes: 2⁻³² to 2³¹."""
+PART = 4  # inputs per backward pass, few enough that it takes little beside a forward of a whole batch
+SAMPLES = 2**17  # values drawn per site, shared by the groups of its positions
+OCTAVES = 64  # the number of octaves of row magnitudes: 2⁻³² to 2³¹
 
 Probe = Callable[[Operand, Tensor, Tensor | None], Tensor]
 """probe(operand, x, padding) gives the value of a site."""

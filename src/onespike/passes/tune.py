@@ -26,10 +26,8 @@ from onespike.sites import Operand
 from onespike.spikes import SpikeCode, fire_function, row_gain
 
 STEPS, BATCH, RATE, EVERY, PATIENCE, AVERAGE = 200, 8, 0.001, 20, 5, 0.95
-SECONDS = 25 * 60
-"""A tuning that takes longer than this ends with its best so far."""
-HOPELESS = 2
-"""Judgments without any gain over the start after which a tuning is given up."""
+SECONDS = 25 * 60  # a tuning that takes longer than this ends with its best so far
+HOPELESS = 2  # judgments without any gain over the start after which a tuning is given up
 HINGE = 3.0
 FILE, DIGEST = "tune.pt", 32
 """Where an interrupted tuning is continued from: the SHA-256 of what torch saves, and that."""

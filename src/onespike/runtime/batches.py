@@ -48,9 +48,7 @@ def labeled(verb: str, batch: Any) -> tuple[Any, Any]:
     for name, part in inputs:
         numbers = [x for x in tree_leaves(part) if isinstance(x, Tensor) and x.is_floating_point()]
         if "mask" not in name and not all(bool(x.isfinite().all()) for x in numbers):
-            raise DataError(
-                f"{verb}: an input holds NaN or infinite values. Check the data and its preprocessing."
-            )
+            raise DataError(f"{verb}: an input holds NaN or infinite values. Check it and its preprocessing.")
     return batch[0], batch[1]
 
 

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import (
 from onespike.errors import UsageError
 
 T = TypeVar("T")
-SCHEDULE = "_schedule"
-"""Where a network that is not in memory keeps how its forwards run."""
+SCHEDULE = "_schedule"  # where a network that is not in memory keeps how its forwards run
 SPLIT = {
     "_convolution", "_linalg_solve_ex", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "convolution", "convolution_backward", "kl_div", "linalg_norm", "linalg_solve", "linalg_solve_ex", "linalg_vector_norm",
@@ -91,23 +90,16 @@ def check_network(verb: str, model: Any) -> None:
     """Refuse what is no network of torch, or one whose products or weights another library hides."""
     check_module(verb, model)
     for name, module in model.named_modules():
-        place = name or "the network"
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UsageError(
-                f"{verb}: {place} is scripted or traced by torch.jit, which hides its products. Give the network as it "
-                "was before."
-            )
-        for weight in module.parameters(recurse=False):
-            kind = type(weight)
-            if is_traceable_wrapper_subclass(weight) and "distributed" not in kind.__module__:
-                raise UsageError(
-                    f"{verb}: {place} has weights of type {kind.__name__}: another library has quantized it already. Give "
-                    "the network as it was before."
-                )
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        hidden = "is scripted or traced by torch.jit, which hides its products" if scripted else ""
+        for kind in {type(p) for p in module.parameters(recurse=False) if is_traceable_wrapper_subclass(p)}:
+            if "distributed" not in kind.__module__:
+                hidden = f"has weights of type {kind.__name__}: another library has quantized it already"
+        if hidden:
+            raise UsageError(f"{verb}: {name or 'the network'} {hidden}. Give the network as it was before.")
 
 
-LARGE = 2**24
-"""Parameters above which all threads are worth watching every operation."""
+LARGE = 2**24  # parameters above which all threads are worth watching every operation
 
 
 class InOrder(TorchDispatchMode):

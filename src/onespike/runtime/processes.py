@@ -17,8 +17,7 @@ from onespike.errors import OnespikeError, UsageError, first_line, out_of_memory
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(days=1)
-"""How long a process waits for a slower one; a dead one is noticed at once."""
+PATIENCE = timedelta(days=1)  # how long a process waits for a slower one; a dead one is noticed at once
 
 
 class Processes:

@@ -15,10 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")
-"""The command as it was typed; nothing in Python."""
-CHECKOUT = Path(__file__).parents[3]
-"""The repository, where the package lies in one."""
+COMMAND: ContextVar[str] = ContextVar("COMMAND", default="")  # the command as it was typed; nothing in Python
+CHECKOUT = Path(__file__).parents[3]  # the repository, where the package lies in one
 
 
 def stamped(record: Mapping[str, Any] | Sequence[Any]) -> str:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""torch function → its rule."""
+RULES: dict[Callable[..., Any], Callable[..., Any]] = {}  # torch function → its rule
 LEAVES: set[Callable[..., Any]] = {F.linear, torch.matmul, torch.einsum}
 """The functions that rules end in: each call of one is one product."""
 PRODUCTS = frozenset([

@@ -66,9 +66,7 @@ class Site(NamedTuple):
         foreign = "::" in text  # another library's operation, such as roi:torchvision::roi_align
         owner, colon, key = text.partition(":") if foreign else text.rpartition(":")
         if not colon:
-            raise UsageError(
-                f"{text!r} is not a site. Write OWNER:OPERAND, such as blocks.0.attn:matmul0_lhs."
-            )
+            raise UsageError(f"{text!r} is not a site. Write OWNER:OPERAND, as blocks.0.attn:matmul0_lhs.")
         match = _KEY.fullmatch(key)
         if match is None:
             return Site(owner, key)

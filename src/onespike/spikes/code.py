@@ -69,8 +69,7 @@ def by_side(
     return up if down is None else up - down
 
 
-FINEST, COARSEST = 2.0**-1, 2.0**14
-"""The range by which the steps of a row may differ from the usual ones."""
+FINEST, COARSEST = 2.0**-1, 2.0**14  # the range by which the steps of a row may differ from the usual ones
 
 
 def row_gain(x: Tensor, typical: Tensor, shifts: bool = True) -> Tensor:
@@ -99,8 +98,7 @@ def few_digits(x: Tensor, digits: int) -> Tensor:
     return total
 
 
-MOST_CUTS = 160
-"""The longest table of thresholds on integers."""
+MOST_CUTS = 160  # the longest table of thresholds on integers
 SHIFTS, SUM_SHIFTS = 2, 3
 """The most powers of two in a factor of neurons, and of sums, so that integers are multiplied by shifting and adding."""
 

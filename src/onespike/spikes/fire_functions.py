@@ -20,14 +20,12 @@ from onespike.errors import unknown
 from onespike.spikes.levels import mixed_levels
 
 ROUNDINGS = ("paper", "nearest", "thrifty")
-TABLE = 2**16
-"""The longest table of a lookup."""
+TABLE = 2**16  # the longest table of a lookup
 
 EXPONENT = 0x7F800000
 """The exponent bits of a float32: alone, they are the largest power of two not above the number."""
 
-HALF = 0x00400000
-"""Half of the mantissa: added to the bits of 1.5·2^k or more, it carries into the exponent."""
+HALF = 0x00400000  # half of the mantissa: added to the bits of 1.5·2^k or more, it carries into the exponent
 
 
 def bounds(levels: tuple[int, ...], rounding: str = "paper") -> tuple[float, ...]:

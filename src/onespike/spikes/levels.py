@@ -8,17 +8,14 @@ from typing import NamedTuple
 from onespike.errors import UsageError, unknown
 
 KINDS = ("mixed", "linear", "exponential", "bits")
-LARGEST = 2**24
-"""float32 represents every integer up to here; beyond, spike counts would be rounded."""
+LARGEST = 2**24  # float32 represents every integer up to here; beyond, spike counts would be rounded
 
 
 def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
     """Return the levels as a tuple, or raise the reason why a neuron cannot fire them."""
     text = ",".join(str(y) for y in levels[:8]) + ("…" if len(levels) > 8 else "")
     if not levels or any(not isinstance(y, int) or y < 1 for y in levels):
-        raise UsageError(
-            f"levels must be positive integers, not '{text}'. Write for example 1,2,4 or mixed:8."
-        )
+        raise UsageError(f"levels must be positive integers, not '{text}'. Write 1,2,4 or mixed:8, say.")
     if any(b <= a for a, b in pairwise(levels)):
         raise UsageError(f"levels must increase, and '{text}' do not. Write each once, the smallest first.")
     _check_largest(levels[-1], text)

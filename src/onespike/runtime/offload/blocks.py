@@ -27,31 +27,23 @@ from onespike.runtime.offload.lockstep import Conductor, arrive, leave
 from onespike.runtime.offload.stored import Stored, Unit, stored_in, write
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-SMALL = 1 / 16
-"""What is smaller than this part of the largest block stays in memory."""
+SMALL = 1 / 16  # what is smaller than this part of the largest block stays in memory
 SHARE = 3 / 4
 """The part of the free memory that weights and activations between blocks may take; a block's own work needs the rest."""
-MOST = 64
-"""Batches at once, each in a thread of its own."""
+MOST = 64  # batches at once, each in a thread of its own
 TENSORS = "_stored_tensors"
 """Where a network that was built without memory for its parameters keeps where these are."""
 
 
 @dataclass(eq=False)
 class Blocks:
-    """How a network lies on disk, and the schedule by which its forwards run.
-
-    Attributes:
-        resident: bytes of the weights that stay in memory.
-        memory: bytes that weights and activations between blocks may take; None for a part of what is free.
-        tensors: where each parameter is stored, by its name, and some buffers.
-    """
+    """How a network lies on disk, and the schedule by which its forwards run."""
 
     units: list[Unit]
-    resident: int
+    resident: int  # bytes of the weights that stay in memory
     device: torch.device
-    memory: int | None
-    tensors: Mapping[str, Stored]
+    memory: int | None  # bytes for weights and activations between blocks; None for a part of what is free
+    tensors: Mapping[str, Stored]  # where each parameter is stored, by its name, and some buffers
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self  # a converted copy lies on the same disk
@@ -165,12 +157,9 @@ def _bytes(module: nn.Module) -> int:
 def _repeating(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """What repeats in a network: members of its outermost lists in which two have children and are built alike."""
     for name, child in model.named_children():
-        members = list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
-        kinds = [
-            (type(member), tuple((n, p.shape) for n, p in member.named_parameters()))
-            for member in members
-            if list(member.children())
-        ]
+        listed = child.children() if isinstance(child, (nn.ModuleList, nn.Sequential)) else ()
+        members = [member for member in listed if list(member.children())]
+        kinds = [(type(m), tuple((n, p.shape) for n, p in m.named_parameters())) for m in members]
         inner = _members if len(set(kinds)) < len(kinds) else _repeating
         yield from inner(child, f"{prefix}{name}.")
 
