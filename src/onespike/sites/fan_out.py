@@ -47,11 +47,6 @@ def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synap
 
     The groups divide the rows of a matrix a, the columns of a matrix b, or, if both are matrices, the contracted axis;
     what lies behind the last end belongs to none and is not multiplied.
-
-    >>> a, b = torch.zeros(6, 3), torch.zeros(2, 3, 5)
-    >>> synapses = grouped(a, b, torch.tensor([1, 5]), a)
-    >>> synapses.macs, synapses.fan_out.flatten(), grouped(a, b, torch.tensor([1, 5]), b).fan_out.flatten()
-    (75, tensor([5, 5, 5, 5, 5, 0]), tensor([1, 4]))
     """
     if ends is None:
         return einsum("...ik,...kj", (a, b), operand)
@@ -69,12 +64,7 @@ def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synap
 
 
 def einsum(equation: str, operands: Sequence[Tensor], operand: Tensor) -> Synapses:
-    """A product of two operands (or more, contracted in pairs) over the volume of all its indices.
-
-    >>> a, b = torch.zeros(2, 3), torch.zeros(4, 3, 5)
-    >>> einsum("...ik,...kj", (a, b), a), einsum("...ik,...kj", (a, b), b)
-    (Synapses(macs=120, fan_out=20, outputs=40), Synapses(macs=120, fan_out=2, outputs=40))
-    """
+    """A product of two operands (or more, contracted in pairs) over the volume of all its indices."""
     terms, arrow, named = equation.replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
     for term, x in zip(terms.split(","), operands, strict=True):
