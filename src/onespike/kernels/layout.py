@@ -47,18 +47,14 @@ class _Axes(ctypes.Array[ctypes.c_int64]):
 
 class _Fire(ctypes.Structure):
     _fields_ = (
-        ("dims", ctypes.c_int64),
-        ("numel", ctypes.c_int64),
-        ("size", _Axes),
-        ("apart", _Axes),
-        ("scale", ctypes.c_void_p),
-        ("gain", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("dims", "numel")),
+        *((name, _Axes) for name in ("size", "apart")),
+        *((name, ctypes.c_void_p) for name in ("scale", "gain")),
         ("by_row", _Axes),
         ("constant", ctypes.c_void_p * 4),
         ("by", _Axes * 4),
         ("form", ctypes.c_void_p),
-        ("most_up", ctypes.c_float),
-        ("most_down", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("most_up", "most_down")),
     )
 
 

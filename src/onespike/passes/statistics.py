@@ -25,8 +25,7 @@ PART = 4  # inputs per backward pass, few enough that it takes little beside a f
 SAMPLES = 2**17  # values drawn per site, shared by the groups of its positions
 OCTAVES = 64  # the number of octaves of row magnitudes: 2⁻³² to 2³¹
 
-Probe = Callable[[Operand, Tensor, Tensor | None], Tensor]
-"""probe(operand, x, padding) gives the value of a site."""
+Probe = Callable[[Operand, Tensor, Tensor | None], Tensor]  # probe(operand, x, padding): the value of a site
 
 
 def unspiked(state: PassState, context: PassContext) -> nn.Module:

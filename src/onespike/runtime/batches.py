@@ -134,9 +134,8 @@ def take(batch: Any, chosen: slice | Tensor) -> Any:
             return type(value)(part(x) for x in value)
         return value
 
-    if isinstance(batch, list):  # outermost, a list holds arguments, and not images
-        return [part(argument) for argument in batch]
-    return part(batch)
+    # outermost, a list holds arguments, and not images
+    return [part(argument) for argument in batch] if isinstance(batch, list) else part(batch)
 
 
 def split(batch: Any, size: int) -> Iterator[Any]:
@@ -162,10 +161,7 @@ def join(batches: Sequence[Any]) -> Any:
     def together(parts: Sequence[Any], within: bool = True) -> Any:
         first = parts[0]
         if isinstance(first, Tensor) and first.dim():
-            same = all(
-                len(part) == size and part.shape[1:] == first.shape[1:]
-                for part, size in zip(parts, sizes, strict=True)
-            )
+            same = [part.shape for part in parts] == [(size, *first.shape[1:]) for size in sizes]
             return torch.cat(list(parts)) if same else first
         if isinstance(first, Mapping):
             return {name: together([part[name] for part in parts]) for name in first}
