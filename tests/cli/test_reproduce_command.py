@@ -35,8 +35,9 @@ def test_ctrl_c_says_that_finished_rows_are_kept(cli, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Bench, "measure", interrupt)
-    message = cli("reproduce", "table-percentile", "--limit", 4, "--out", tmp_path).message()
-    assert message == "interrupted, finished rows are kept. Run the same command again to go on."
+    stopped = cli("reproduce", "table-percentile", "--limit", 4, "--out", tmp_path)
+    message = "interrupted, finished rows are kept. Run the same command again to go on."
+    assert stopped.code == 2 and stopped.err.splitlines()[-1] == f"onespike: {message}"
 
 
 def test_theorems_and_the_neurons_of_a_run(cli, vit_run):
