@@ -33,9 +33,12 @@ class RecordError(Exception):
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and what belongs to it: its standard error, its interval, what it was before, the same read another way."""
+    """A number and what belongs to it: its standard error, its interval, what it was before, the same read another way.
 
-    value: float | Decimal
+    Without a value it is a range.
+    """
+
+    value: float | Decimal | None = None
     error: float | Decimal | None = None
     low: float | Decimal | None = None
     high: float | Decimal | None = None

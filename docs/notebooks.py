@@ -75,7 +75,7 @@ def as_markdown(notebook: dict[str, Any]) -> str:
 def _parts(cell: dict[str, Any]) -> Any:
     source = "".join(cell["source"]).rstrip()
     if cell["cell_type"] != "code":
-        yield source
+        yield re.sub(r"^#", "##", source, flags=re.MULTILINE)  # one page has several of them
         return
     yield f"```python\n{source}\n```"
     for output in cell["outputs"]:

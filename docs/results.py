@@ -2,7 +2,7 @@
 
 On a page, `{{ results: NAME }}` becomes the table of a record and a line on its making; `| columns=a,b`, `| rows=first;second*`
 and `| fold=TITLE` choose from it. A row is called by its
-first column (a pattern), and where several are called so as `ROW @ CELL`. `{{ result: NAME | ROW | COLUMN }}` is one figure in a sentence.
+first column (a pattern), and where several are called so as `ROW @ CELL`. `{{ result: NAME | ROW | COLUMN }}` is one figure in a sentence, `{{ plot: NAME }}` draws a front.
 In README the tables stand between `<!-- results: … -->` and `<!-- end -->`: `python docs/results.py --write` writes them, and
 draws `docs/images/fronts.png`.
 """
@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
 
+import drawn  # noqa: E402
 import records  # noqa: E402
 from records import Column, Figure, Record, RecordError  # noqa: E402
 
+from onespike.reports import plots  # noqa: E402
+
 README = ROOT / "README.md"
-DIRECTIVE = re.compile(r"\{\{ (results?): ([^}]+?) \}\}")
+PICTURE = ROOT / "docs" / "images" / "fronts.png"
+DIRECTIVE = re.compile(r"\{\{ (results?|plot): ([^}]+?) \}\}")
 WRITTEN = re.compile(r"(<!-- results: ([^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 UNKNOWN = "not recorded"
 
@@ -44,6 +48,8 @@ def cell(value: Any, column: Column) -> str:
     before, after = (
         (column.unit, "") if column.unit == "×" else ("", f" {column.unit}" if column.unit else "")
     )
+    if figure.value is None:
+        return f"{before}{number(figure.low, column)} to {number(figure.high, column)}{after}"
     said = before + number(figure.value, column)
     if figure.before is not None:
         said = f"{number(figure.before, bare)} → {said}"
@@ -84,7 +90,7 @@ def table(record: Record, options: dict[str, str]) -> str:
         ["---:" if right else "---" for right in numeric],
         *([cell(row[key], record.columns[key]) if key in row else "" for key in columns] for row in rows),
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("|  |", "| |")
+    return "\n".join(f"| {' | '.join(line)} |".replace("  ", " ") for line in lines)
 
 
 def day(date: str | None) -> str:
@@ -125,6 +131,8 @@ def expanded(markdown: str) -> str:
         if found[1] == "result":
             name, row, column = (part.strip() for part in found[2].split("|"))
             return figure(records.read(name), row, column)
+        if found[1] == "plot":
+            return f"<figure>{plots.svg(drawn.front(records.read(found[2])), found[2])}</figure>"
         record, options = parsed(found[2])
         parts = (
             f"{table(record, options)}\n\n{record.about}\n{{: .about }}\n\n{making(record)}\n{{: .making }}"
@@ -154,6 +162,8 @@ def main() -> None:
     if sys.argv[1:] != ["--write"]:
         sys.exit("python docs/results.py --write writes the tables of README.")
     README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    if drawn.digest().encode() not in PICTURE.read_bytes():
+        PICTURE.write_bytes(plots.saved(drawn.overview(), metadata={drawn.DIGEST: drawn.digest()}))
 
 
 if __name__ == "__main__":

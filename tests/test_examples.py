@@ -46,7 +46,7 @@ def test_notebook(name):
     kinds = [[o["output_type"] for o in cell.get("outputs", ())] for cell in done["cells"]]
     assert kinds == [[o["output_type"] for o in cell.get("outputs", ())] for cell in stored["cells"]]
     assert any(kinds) and stored["nbformat"] == 4
-    assert (ROOT / f"docs/notebook-{name}.md").is_file()
+    assert f"{{{{ notebook: {name} }}}}" in (ROOT / "docs/notebooks.md").read_text("utf-8")
     assert verbs["as_markdown"](done).count("```python") == sum(
         c["cell_type"] == "code" for c in done["cells"]
     )

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 ELSEWHERE = {
     "make ": "needs an environment of its own: .github/workflows/ci.yml runs `make test`, tests/test_docs.py builds the pages",
     "python benchmarks/faults": "takes long: tests/test_faults.py runs it in small",
-    r"python benchmarks/(?!faults|fronts_figure\.py|language\.py)": "takes minutes to hours, or fetches weights",
+    r"python benchmarks/(?!faults|language\.py)": "takes minutes to hours, or fetches weights",
     "accelerate launch": "starts processes of its own: tests/cli/test_shared_work.py launches two",
     "onespike demo": "takes bundled networks whole: tests/cli/test_run_command.py runs it on few images",
     "onespike reproduce (?!NAME)": "takes long: tests/test_reproduce.py runs every study",
