@@ -28,8 +28,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import records
 import torch
 from comparators import exported, session
+from records import Column
 from speed_networks import NETWORKS, MiniLM, as_best, as_bytes, build, converted
 from torch import nn
 
@@ -118,6 +120,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12, help="for the rounds of a case")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processor-time", action="store_true")
+    records.option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
@@ -144,6 +147,19 @@ def main() -> None:
                 rows[key] = best_seconds(forms(model, x, options.kind), x, options.seconds, clock)
                 write_atomically(options.out, json.dumps(rows, indent=1) + "\n")
             print(line(case, rows[key]), flush=True)
+    if options.record:
+        cells = [
+            {"case": key, "ms": 1e3 * best["original"]}
+            | {form: best[form] / best["original"] for form in FORMS[1:]}
+            for key, best in rows.items()
+        ]
+        columns = {"case": Column("network, batch, recipe, threads"), "ms": Column("original", "ms", ".1f")}
+        columns |= {form: Column(form, "×", ".2f") for form in FORMS[1:]}
+        about = (
+            "Random weights, forms taking turns, best of the rounds; ratios to the original in eager mode."
+        )
+        code = ["benchmarks/comparators.py", "src/onespike/deploy/exports"]
+        records.write(options.record, cells, about=about, columns=columns, code=code)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+import records
 import torch
 from front import NETWORKS, UNTUNED, Bench, label
+from records import Column, Figure
 from torch import nn
 
 from onespike import convert, metered, preset
@@ -45,22 +48,23 @@ class Headline(Bench):
     def calibration(self) -> list[torch.Tensor]:
         return [self.inputs[i] for i in range(-(-64 // self.options.batch_size))]
 
-    def observed(self) -> Observed:
-        if "observed" not in self.memory:
-            self.memory["observed"] = observe(self.ann, self.calibration)
-        return self.memory["observed"]
+    @cached_property
+    def ranges(self) -> Observed:
+        return observe(self.ann, self.calibration)
 
+    @cached_property
     def searched(self) -> float:
         """The λ with the least KL on images after those that calibrated."""
-        if "scale" not in self.memory:
-            snn = convert(self.ann, self.base, preset("sformer"), share_weights=True)
-            start = len(self.calibration)
-            held = [(self.inputs[start + i], None) for i in range(start)]
-            aim = Classification().objectives["kl"]
-            measure = ScaleObjective(self.ann, snn, held, aim, None)
-            found = search(measure, trials=TRIALS, maximize=aim.maximize, fixed=(1.0, 0.25))
-            self.memory["scale"] = found.best.scale
-        return self.memory["scale"]
+        snn = convert(self.ann, self.base, preset("sformer"), share_weights=True)
+        start = len(self.calibration)
+        held = [(self.inputs[start + i], None) for i in range(start)]
+        aim = Classification().objectives["kl"]
+        measure = ScaleObjective(self.ann, snn, held, aim, None)
+        return search(measure, trials=TRIALS, maximize=aim.maximize, fixed=(1.0, 0.25)).best.scale
+
+    @cached_property
+    def rivals(self) -> dict:
+        return rivals(self.ann, self.ranges)
 
     def answers(self, network: nn.Module, meter: bool = False) -> dict:
         """The class that a network gives each image, its mean KL from the original and, for spikes, its ledger."""
@@ -81,10 +85,10 @@ class Headline(Bench):
         return {"right": right, "kl": divergent / seen, "energy": energy}
 
     def spiking(self, row: dict) -> list[dict]:
-        row = {**row, "scale": row["scale"] or self.searched()} if "scale" in row else row
+        row = {**row, "scale": row["scale"] or self.searched} if "scale" in row else row
         state, _ = self.convert({**row, "energy": row.get("energy_column")})
         snn = convert(self.ann, state.thresholds, state.recipe, share_weights=True)
-        integer = with_integer_weights(snn, self.ann, self.observed())
+        integer = with_integer_weights(snn, self.ann, self.ranges)
         return [
             {**row, **self.answers(network, meter=True), "weights": weights}
             for weights, network in (("float", snn), ("int8", integer))
@@ -92,11 +96,9 @@ class Headline(Bench):
 
     def integer(self, name: str) -> list[dict]:
         """W8A8 or W4A4 of the original, by our reference or by torchao; nothing where that is not installed."""
-        if "rivals" not in self.memory:
-            self.memory["rivals"] = rivals(self.ann, self.observed())
-        if name not in self.memory["rivals"]:
+        if name not in self.rivals:
             return []
-        network, column = self.memory["rivals"][name]
+        network, column = self.rivals[name]
         return [{"name": name, "column": column, **self.answers(network), "weights": "integer"}]
 
 
@@ -168,6 +170,39 @@ def described(rows: list[dict], original: list[int]) -> str:
     return "\n".join(lines)
 
 
+CELLS = {
+    "network": Column("network"), "top1": Column("top-1", "%", ".1f"), "difference": Column("minus original", "", "+.1f"),
+    "searched": Column(f"minus {SEARCHED}", "", "+.1f"), "kl": Column("KL, nats", "", ".3g"),
+    "energy": Column("energy", "", ".3f"), "column": Column("column"),
+}  # fmt: skip
+
+
+def recorded(rows: list[dict], original: list[int]) -> list[dict]:
+    """The rows as their record has them, once for each column of energy."""
+    cells: list[dict] = [{"network": "the original", "top1": 100 * sum(original) / len(original)}]
+    for column in BUDGETS:
+        for row in (r for r in rows if r.get("energy_column", column) == column):
+            base = next(
+                r
+                for r in rows
+                if r["name"] == SEARCHED
+                and r["weights"] == ("float" if row["weights"] == "float" else "int8")
+            )
+            gaps = {
+                key: Figure(gap, error=error)
+                for key, other in (("difference", original), ("searched", base["right"]))
+                if row["right"] is not other
+                for gap, error in (paired(row, other),)
+            }
+            cell = {
+                "network": row["name"] + (", 8-bit weights" if row["weights"] == "int8" else ""),
+                "top1": 100 * sum(row["right"]) / len(row["right"]), **gaps, "kl": row["kl"],
+                "energy": energy(row, column), "column": f"`{column_of(row, column)}`",
+            }  # fmt: skip
+            cells += [] if cell in cells else [cell]
+    return cells
+
+
 def draw(rows: list[dict], original: list[int], title: str, file: Path) -> None:
     """Top-1 against energy, float columns on the left, integer ones with their comparators on the right."""
     figure, panels = plots.figure(10, 4.4, columns=2)
@@ -223,6 +258,7 @@ def main() -> None:
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing: table and figure of what is there"
     )
+    records.option(parser)
     parser.set_defaults(repeat=None)  # rows are compared with one another: one calibration for all
     options = parser.parse_args()
     out = Path(options.out)
@@ -254,6 +290,11 @@ def main() -> None:
     write_atomically(record.with_suffix(".md"), text)
     title = f"{options.network}, {len(kept['original'])} images; bars: paired standard error of the difference to the original"
     draw(kept["rows"], kept["original"], title, record.with_suffix(".png"))
+    if options.record:
+        about = f"{options.network}, {len(kept['original'])} images; one calibration on 64 images, λ of least KL of {TRIALS} on 64 others, energy counted on {options.metered} images."
+        rows = recorded(kept["rows"], kept["original"])
+        code = ["src/onespike/passes", "src/onespike/energy"]
+        records.write(options.record, rows, about=about, columns=CELLS, code=code)
     print(text)
 
 

@@ -14,6 +14,9 @@ import json
 import time
 from pathlib import Path
 
+import records
+from records import Column, Figure
+
 from onespike.deploy.integer import optimize
 from onespike.runs import choose_labeled, load
 from onespike.runtime.atomic import write_atomically
@@ -30,6 +33,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("integer-accuracy.json"))
+    records.option(parser)
     options = parser.parse_args()
     pair = load(options.run)
     items = choose_labeled(pair.loaded, options.data, None, options.limit)
@@ -49,6 +53,25 @@ def main() -> None:
     write_atomically(options.out, json.dumps({"pairs": found, "processor seconds": seconds}, indent=1) + "\n")
     for name, scores in found.items():
         print(name, json.dumps(scores))
+    if options.record:
+        # a task says by itself what it scores: the figures that both networks have
+        cells = [
+            {"pair": name, "score": key, "before": scores["ann"][key], "after": scores["snn"][key]}
+            | (
+                {"difference": Figure(scores["difference"], error=scores["standard_error"])}
+                if "difference" in scores
+                else {}
+            )
+            | ({"kl": scores["kl"]} if "kl" in scores else {})
+            for name, scores in found.items()
+            for key in list(scores["ann"])[:1]
+        ]
+        columns = {
+            "pair": Column("networks"), "score": Column("score"), "before": Column("first", "", ".1f"),
+            "after": Column("second", "", ".1f"), "difference": Column("difference", "", "+.1f"), "kl": Column("KL", "", ".4f"),
+        }  # fmt: skip
+        about = f"{options.run.name}, {len(items)} inputs, every pair scored on the same ones."
+        records.write(options.record, cells, about=about, columns=columns, code=["src/onespike/deploy"])
     print("processor seconds", {name: round(spent, 1) for name, spent in seconds.items()})
 
 

@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import records
 import torch
+from records import Column, Figure
 from torch import Tensor, nn
 
 from onespike import runs
@@ -55,6 +57,27 @@ def recipe_of(row: str, given: argparse.Namespace) -> Recipe:
     own = {"passes": tuple(passes.split("+")), "energy": column or "binary"}
     fields = ROWS.get(row, own)
     return preset("sformer", scale=given.scale, exclude=tuple(given.exclude), **fields)
+
+
+CELLS = {
+    "recipe": Column("recipe"), "perplexity": Column("perplexity, original → spiking", "", ".2f"),
+    "difference": Column("difference", "", "+.2f"), "cosine": Column("cosine", "", ".4f"), "kl": Column("KL", "", ".3f"),
+    "same": Column("next token the same", "%", ".1f"), "counts": Column("counts", "", ".3f"),
+    "binary": Column("binary", "", ".3f"),
+}  # fmt: skip
+
+
+def recorded(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as its record has it."""
+    cells: dict[str, Any] = {"recipe": row["row"] + (", on integers" if row["form"] == "integers" else "")}
+    if "perplexity" in row.get("snn", {}):
+        cells["perplexity"] = Figure(row["snn"]["perplexity"], before=row["ann"]["perplexity"])
+        cells["difference"] = Figure(row["difference"], error=row["standard_error"])
+    cells |= {key: row[key] for key in ("cosine", "kl") if key in row}
+    cells |= {"same": 100 * row["agreement"]} if "agreement" in row else {}
+    return cells | {
+        name: Figure(row[name], beside=row["of_what_spikes"][name]) for name in ("counts", "binary")
+    }
 
 
 class Prefixed(nn.Module):
@@ -100,6 +123,7 @@ def main() -> None:
         "--integers", action="store_true", help="also measure with 8-bit weights, on integers"
     )
     parser.add_argument("--json", type=Path)
+    records.option(parser)
     given = parser.parse_args()
     found = []
     loaded = load_model(given.model, pretrained=True)
@@ -134,6 +158,15 @@ def main() -> None:
             print(json.dumps(row), flush=True)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
+    if given.record:
+        about = f"{given.model} on {Path(given.data).name}, {given.windows} windows, calibrated on {given.calibration_windows}; in parentheses, of what spikes."
+        records.write(
+            given.record,
+            [recorded(row) for row in found],
+            about=about,
+            columns=CELLS,
+            code=["src/onespike/passes"],
+        )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+import records
+from records import Column
+
 
 def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--assets", default=str(beside))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--part", choices=("forward", "passes"))
+    records.option(parser)
     options = parser.parse_args()
     if options.part:
         print(json.dumps(measure(options)))
@@ -74,6 +78,23 @@ def main() -> None:
         )
         found[part] = json.loads(run.stdout)
         print(part, ", ".join(f"{name} {value:.1f}" for name, value in found[part].items()), flush=True)
+    if options.record:
+        titles = {"forward": "one forward of the original", "passes": "all passes but `tune`"}
+        cells = [
+            {
+                "what": titles[part],
+                "seconds": of["seconds"],
+                "loaded": of["loaded MiB"],
+                "peak": of["peak MiB"],
+            }
+            for part, of in found.items()
+        ]
+        columns = {
+            "what": Column("what"), "seconds": Column("clock", "s", ".0f"),
+            "loaded": Column("held before", "MiB", ".0f"), "peak": Column("peak of the process", "MiB", ".0f"),
+        }  # fmt: skip
+        about = f"{options.network}, 128 calibration images, {options.threads} threads."
+        records.write(options.record, cells, about=about, columns=columns, code=["src/onespike/passes"])
     print(f"passes: {found['passes']['peak MiB'] / found['forward']['peak MiB']:.2f} × the peak of a forward")
 
 

@@ -13,7 +13,9 @@ import resource
 import time
 from pathlib import Path
 
+import records
 import torch
+from records import Column
 
 from onespike import preset, runs
 from onespike.adapters import load_model
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--calibrate", default="bundled:cifar10-calibration")
     parser.add_argument("--data", default="bundled:cifar10-test")
+    records.option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     pair = runs.convert_network(
@@ -76,10 +79,22 @@ def main() -> None:
         ratio = best[name] / best["forward"]
         verdict = "" if ratio <= LIMIT else f", above {LIMIT}"
         print(f"{name}: {best[name]:.3f} s, {ratio:.3f} × a forward ({best['forward']:.3f} s){verdict}")
+    resident = {}
     for number in range(1, options.trials + 1):
         trial("kl")()
         if number in (5, options.trials):
-            print(f"after {number} trials: {resident_mib():.1f} MiB resident")
+            resident[number] = resident_mib()
+            print(f"after {number} trials: {resident[number]:.1f} MiB resident")
+    if options.record:
+        cells = [{"network": f"{options.model}, {options.images}"}]
+        cells[0] |= {name: best[name] / best["forward"] for name in objectives}
+        cells[0] |= {f"after {number}": mib for number, mib in resident.items()}
+        columns = {"network": Column("network, images")}
+        columns |= {name: Column(f"`{name}`", "×", ".2f") for name in objectives}
+        columns |= {f"after {n}": Column(f"memory after {n} trials", "MiB", ".1f") for n in resident}
+        about = "A trial relative to a plain forward of the same images; one thread, processor time, best of the rounds."
+        code = ["src/onespike/scale_search.py"]
+        records.write(options.record, cells, about=about, columns=columns, code=code)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ import statistics
 import time
 from pathlib import Path
 
+import records
 import torch
+from records import Column, Figure
 
 from onespike import metered, preset, runs, set_scale_
 from onespike.adapters import load_model
@@ -96,6 +98,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--images", type=int, default=128, help="images that each search uses")
     parser.add_argument("--threads", type=int, default=1)
+    records.option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     beside = Path(__file__).resolve().parents[2] / "shared" / "assets"
@@ -122,6 +125,23 @@ def main() -> None:
         )
     differences = [a - b for a, b in zip(results["kl"]["right"], results["top1"]["right"], strict=True)]
     error = statistics.stdev(differences) / len(differences) ** 0.5
+    if options.record:
+        cells = [
+            {"search": f"`{name}`", "trials": len(costs[name]["trials"]), "forwards": costs[name]["forwards"],
+             "seconds": costs[name]["processor_seconds"], "scale": scales[name], "top1": result["snn"]["top1"],
+             "kl": result["kl"], "counts": result["energy"]["counts"], "binary": result["energy"]["binary"]}
+            for name, result in results.items()
+        ]  # fmt: skip
+        cells[-1]["difference"] = Figure(100 * statistics.mean(differences), error=100 * error)
+        columns = {
+            "search": Column("search"), "trials": Column("trials"), "forwards": Column("forwards of one image", "", ","),
+            "seconds": Column("processor time", "s", ".0f"), "scale": Column("λ", "", ".4f"), "top1": Column("top-1", "%", ".1f"),
+            "difference": Column("minus `top1`", "", "+.1f"), "kl": Column("KL", "", ".3f"),
+            "counts": Column("counts", "", ".3f"), "binary": Column("binary", "", ".3f"),
+        }  # fmt: skip
+        about = f"ViT-Tiny/16, {CALIBRATION_IMAGES} calibration images, compiled; both searches on the same {options.images} others."
+        code = ["src/onespike/scale_search.py"]
+        records.write(options.record, cells, about=about, columns=columns, code=code)
     print(
         f"kl − top1: {100 * statistics.mean(differences):+.2f} points, paired standard error {100 * error:.2f}"
     )

@@ -21,9 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import records
 import torch
 from comparators import exported, onnxruntime_int8, spikingjelly, torchao_int8
 from machine import processor
+from records import Column
 from speed_networks import as_best, build, converted
 from torch import nn
 
@@ -311,6 +313,7 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="cases to run, such as 'speed vit-base 8 *'")
     parser.add_argument("--skip", default="", help="variants to leave out, such as 'torchao*'")
     parser.add_argument("--processor-time", action="store_true", help="for a machine that is shared")
+    records.option(parser)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     CLOCK = time.process_time if options.processor_time else time.perf_counter
@@ -355,10 +358,39 @@ def main() -> None:
         "clock": "processor time" if options.processor_time else "wall time",
     }
     write_atomically(options.out, json.dumps({"machine": facts, "cases": rows}, indent=1) + "\n")
+    if options.record:
+        about = f"Milliseconds ({facts['clock']}), variants taking turns, best of the rounds, and the ratio to the original in eager mode; integer products: {units()}."
+        code = ["src/onespike/kernels", "src/onespike/deploy"]
+        records.write(options.record, recorded(rows), about=about, columns=CELLS, code=code)
     print("\n".join(against_goals(rows, units())))
     print(
         f"written to {options.out}; neurons run in the form: {kernels.note()}; torch's vectors: {facts['processor']}"
     )
+
+
+CELLS = {
+    "case": Column("network, batch, pixels, threads"), "variant": Column("form"), "ms": Column("time", "ms", ".1f"),
+    "ratio": Column("ratio", "×", ".2f"), "peak": Column("peak memory", "MB", ".0f"),
+}  # fmt: skip
+
+
+def recorded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each variant of each case."""
+    cells = []
+    for row in rows:
+        case = f"{row['name']}, {row['batch']}, {row['size']}², {row['threads']}"
+        times = row.get("seconds", {})
+        base = times.get("original eager", times.get("forward"))
+        cells += [
+            {"case": case, "variant": name, "ms": 1e3 * best, "ratio": best / base}
+            for name, best in times.items()
+            if best < float("inf")
+        ]
+        if "peak MB" in row:
+            cells.append(
+                {"case": case, "variant": f"process of the {row['which']} network", "peak": row["peak MB"]}
+            )
+    return cells
 
 
 def _label(case: dict[str, Any]) -> str:

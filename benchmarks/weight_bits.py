@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import records
 import torch
 import torch.nn.functional as F
+from records import Column, Figure
 from torch import Tensor, nn
 
 from onespike import runs
@@ -126,6 +128,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=500)
     parser.add_argument("--bits", type=int, nargs="+", default=[8, 6, 4])
     parser.add_argument("--out", type=Path)
+    records.option(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
     pair = runs.load(args.run)
@@ -170,6 +173,19 @@ def main() -> None:
             )
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if args.record:
+        cells: list[dict[str, Any]] = [{"weights": "as they are", "top1": 100 * float(snn.mean())}]
+        for row in rows:
+            label = f"{row['bits']} bits, {'compensated' if row['compensated'] else 'to the nearest'}"
+            gap = Figure(100 * row["difference"], error=100 * row["error"])
+            cells.append({"weights": label, "top1": 100 * row["right"], "difference": gap})
+        columns = {
+            "weights": Column("weights behind spikes"),
+            "top1": Column("top-1", "%", ".1f"),
+            "difference": Column("minus the spiking network", "", "+.1f"),
+        }
+        about = f"{args.run.name}, {len(snn)} images; the original has {ann.mean():.1%}."
+        records.write(args.record, cells, about=about, columns=columns)
 
 
 if __name__ == "__main__":

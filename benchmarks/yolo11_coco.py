@@ -29,9 +29,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import records
 import torch
 import torch.nn.functional as F
 from PIL.Image import Resampling
+from records import Column, Figure
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
@@ -279,6 +281,28 @@ def main() -> None:
             f"{name} SNN − ANN: {p['difference']:+.1f} AP, 95 % interval {p['low']:+.1f} to {p['high']:+.1f}"
         )
     print(f"λ = {found}, {record['images']} images, energy {record['energy']}")
+    if options.record:
+        kinds, figures = {"bbox": "box", "segm": "mask"}, ("AP", "AP50", "AP75")
+        cells: list[dict[str, Any]] = [
+            {"network": name}
+            | {f"{kind} {f}": record[key][of][f] for of, kind in kinds.items() for f in figures}
+            for name, key in (("the original", "ann"), ("spiking", "snn"))
+        ]
+        cells[1] |= {column: record["energy"][column] for column in ("counts", "binary", "strict")}
+        gaps = {kind: record["paired"][of] for of, kind in kinds.items()}
+        cells.append(
+            {"network": "difference, paired"}
+            | {
+                f"{kind} AP": Figure(p["difference"], low=p["low"], high=p["high"])
+                for kind, p in gaps.items()
+            }
+        )
+        columns = {"network": Column("network")}
+        columns |= {f"{kind} {f}": Column(f"{kind} {f}", "", ".1f") for kind in gaps for f in figures}
+        columns |= {column: Column(column, "", ".3f") for column in ("counts", "binary", "strict")}
+        about = f"YOLO11n-seg, {record['images']} images of COCO val2017 in {options.parts} parts that calibrate each other; 95 % intervals of {options.draws} draws of the images."
+        code = ["src/onespike/passes", "src/onespike/neurons"]
+        records.write(options.record, cells, about=about, columns=columns, code=code)
 
 
 if __name__ == "__main__":
