@@ -334,16 +334,8 @@ def main() -> None:
         left = budget - (time.monotonic() - started)
         # what a case does not use, later ones may; a quarter of it for each group's rounds, the rest to build and compile
         limit = max(left * case["share"] / sum(other["share"] for other in todo[number:]), LEAST)
-        command = [
-            sys.executable,
-            __file__,
-            "--case",
-            json.dumps(case),
-            "--budget",
-            str(limit / 4),
-            "--skip",
-            options.skip,
-        ]
+        command = [sys.executable, __file__, "--case", json.dumps(case), "--budget", str(limit / 4)]
+        command += ["--skip", options.skip]
         command += ["--quick"] * options.quick + ["--processor-time"] * options.processor_time
         result = measured(command, limit)
         rows.append({**case, **result})
