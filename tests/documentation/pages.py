@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,3 +65,12 @@ def blocks(page: Path, *languages: str) -> list[str]:
     """What a page shows in these languages."""
     every = parts(page.read_text(encoding="utf-8"))
     return [part.text for part in every if isinstance(part, Block) and part.language in languages]
+
+
+def of_records() -> list[Command]:
+    """The commands that made the records of benchmarks; those with … are parts of one."""
+    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    made = (json.loads(file.read_text(encoding="utf-8"))["command"] or "" for file in files)
+    return [
+        Command(line, False) for command in made for line in command.split("\n") if line and "…" not in line
+    ]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
-from pages import PAGES, ROOT, commands
+from pages import PAGES, ROOT, commands, of_records
 from stand_ins import RUNS, made, small_detector
 
 from image_folders import small_vit
@@ -61,7 +61,7 @@ REPLACED = {"MODEL": "timm:vit_small_patch16_224 --weights pretrained", "TEXT": 
 NAMES = {"export": "onnx", "reproduce": "table-percentile"}
 TYPED = {"NAME": "onnx", "FORMAT": "onnx", "N": "4", "COLUMN": "binary"}
 """What stands for words that a reader replaces, where a command checks them at once."""
-EVERY = list({command: None for page in PAGES for command in commands(page)})
+EVERY = list(dict.fromkeys([c for page in PAGES for c in commands(page)] + of_records()))
 
 
 def whole(line: str) -> bool:
@@ -97,7 +97,7 @@ def lines(page: Path) -> list[str]:
 def test_it_can_be_typed(command, tmp_path, monkeypatch):
     """Also what does not run here: commands, targets and scripts are there, with these options."""
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(command.line)
+    words = [word for word in shlex.split(command.line) if not re.match("[A-Z_]+=[A-Za-z0-9]+$", word)]
     if words[0] == "make":
         targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert [w for w in words[1:] if "=" not in w and w not in targets] == []

@@ -61,6 +61,14 @@ def test_results_are_not_typed_by_hand(page):
     assert "{{ results: " in page.read_text("utf-8")
 
 
+@pytest.mark.parametrize("page", sorted({*PAGES} - {*RESULTS}), ids=lambda page: page.stem)
+def test_other_pages_have_no_differences_by_hand(page):
+    """What stands with its error is a result."""
+    text = results.WRITTEN.sub("", page.read_text("utf-8"))
+    blocks = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+    assert re.findall(r".*\d ± \d.*", blocks.sub("", text)) == []
+
+
 def test_tables_show_figures_with_all_that_belongs_to_them(monkeypatch):
     columns = {
         "what": records.Column("what"),
