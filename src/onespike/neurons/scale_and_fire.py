@@ -42,8 +42,7 @@ class ScaleFire(Neuron):
     """
 
     coded, scaled, affine = True, True, True
-    shifts: ClassVar[bool] = True
-    """Whether the gain of a row by its magnitude is a power of two."""
+    shifts: ClassVar[bool] = True  # whether the gain of a row by its magnitude is a power of two
 
     def __init__(
         self,

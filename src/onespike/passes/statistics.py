@@ -200,8 +200,7 @@ class Sample:
     drawn: list[Tensor] = field(default_factory=list)
     elements: int = 0
     rows: Tensor = field(init=False)
-    weight: float = field(init=False)
-    """How many elements of an input each value represents."""
+    weight: float = field(init=False)  # how many elements of an input each value represents
 
     def draw(
         self, x: Tensor, operand: Operand, position: int | None, padding: Tensor | None, generator: Any

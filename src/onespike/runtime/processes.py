@@ -27,8 +27,7 @@ class Processes:
         self.rank, self.count = rank, count
         self.ended = False
         self.is_main = rank == 0
-        self.part = rank, count
-        """This process's batches: every `count`-th from `rank` on."""
+        self.part = rank, count  # this process's batches: every `count`-th from `rank` on
 
     def exchange(self, mine: T) -> list[T]:
         """Return the results of all processes in order; if one failed, raise its error in all of them."""

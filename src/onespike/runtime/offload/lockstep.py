@@ -57,8 +57,7 @@ class Worker:
         self.at: Call | None = None
         self.without_gradients: tuple[Call, list[int]] | None = None
         self.passed = 0
-        self.again = False
-        """Whether it computes a block again, on the way back."""
+        self.again = False  # whether it computes a block again, on the way back
         self.go, self.back = threading.Semaphore(0), threading.Semaphore(0)
         self.family = TURN.family
         self.modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
