@@ -41,14 +41,6 @@ def positions(state: PassState, context: PassContext) -> PassState:
     return state.with_sites(changes)
 
 
-def median(groups: list[Sample], axes: tuple[int, ...]) -> Tensor:
-    """Return the median of a site's values along these axes: the constant μ of least E|x − μ|."""
-    rows = torch.cat([group.rows for group in groups if group.gain < 2**20])
-    shape = [rows.shape[axis] if axis in axes else 1 for axis in range(1 - rows.dim(), 0)]
-    moved = rows.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
-    return moved.median(-1).values.reshape(shape).float()
-
-
 @calibration_pass("center", stage="constants", samples=True, affine=True)
 def center(state: PassState, context: PassContext) -> PassState:
     """Set center = offset = the median of each channel; a side that was off is switched on, since x − μ has both signs.
@@ -63,7 +55,11 @@ def center(state: PassState, context: PassContext) -> PassState:
         sides = (bool((side > 0).any()) for side in (threshold.positive, threshold.negative))
         if frugal and not (all(sides) and is_bias(site, context.model)):
             continue
-        center = median(groups, axes)
+        # the constants μ of least E|x − μ|
+        rows = torch.cat([group.rows for group in groups if group.gain < 2**20])
+        shape = [rows.shape[axis] if axis in axes else 1 for axis in range(1 - rows.dim(), 0)]
+        moved = rows.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+        center = moved.median(-1).values.reshape(shape).float()
         if not bool((center != 0).any()):
             continue
         both = torch.maximum(threshold.positive, threshold.negative)

@@ -26,20 +26,15 @@ class Synapses(NamedTuple):
         return float(fan.double().mean() if isinstance(fan, Tensor) else fan)
 
 
-def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
-    """a @ b where only visible results are wanted, as in attention under a mask, seen from a or b."""
-    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    outputs = int(visible.sum()) * (math.prod(shape) // visible.numel())
-    fan_out = visible.sum(-1 if operand is a else -2, keepdim=True)
-    return Synapses(outputs * a.shape[-1], fan_out, outputs)
-
-
-def weighted(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor) -> Synapses:
-    """a @ b where a is zero outside the visible places, as attention weights are, seen from a or b."""
-    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *a.shape[-2:])
-    macs = int(visible.sum()) * (math.prod(shape) // visible.numel()) * b.shape[-1]
-    fan_out = b.shape[-1] if operand is a else visible.sum(-2).unsqueeze(-1)
-    return Synapses(macs, fan_out, math.prod(shape[:-1]) * b.shape[-1])
+def masked(a: Tensor, b: Tensor, operand: Tensor, visible: Tensor, weighted: bool) -> Synapses:
+    """a @ b under a mask, as in attention, seen from a or b: some results are wanted or, if weighted, some of a not zero."""
+    batch, rows = math.prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])), a.shape[-2]
+    inner, columns = b.shape[-2:]
+    pairs = int(visible.sum()) * (batch * rows * (inner if weighted else columns) // visible.numel())
+    if not weighted:
+        return Synapses(pairs * inner, visible.sum(-1 if operand is a else -2, keepdim=True), pairs)
+    fan_out = columns if operand is a else visible.sum(-2).unsqueeze(-1)
+    return Synapses(pairs * columns, fan_out, batch * rows * columns)
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor | None, operand: Tensor) -> Synapses:

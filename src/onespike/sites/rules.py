@@ -116,7 +116,7 @@ def matrix_product(
     def synapses(role: str) -> Synapses:
         if visible is None:
             return fan_out.einsum(indices, (lhs, rhs), operands[role])
-        return (fan_out.weighted if weighted else fan_out.masked)(lhs, rhs, operands[role], visible)
+        return fan_out.masked(lhs, rhs, operands[role], visible, weighted)
 
     indices = ("...ik" if lhs.dim() > 1 else "k") + "," + ("...kj" if rhs.dim() > 1 else "k")
     return Product("matmul", operands, synapses, torch.matmul, 1, visible, weighted, indices)
