@@ -1,48 +1,17 @@
 """The paper's tables beside its printed numbers: accuracy in percent, energy as a ratio; and one that answers its critics."""
 
+import tomllib
 from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
 
 from onespike.energy.columns import PAPER, searchable
 from onespike.recipe import Recipe, preset
 from onespike.studies.reproduce.bench import PRECISIONS, SPREAD, Bench
 from onespike.studies.reproduce.study import Row, curves, study
 
-ENERGY = {
-    "ViT-Base/16": {
-        "original": (80.8, 1.0), "ECMT T=1": (0.2, 0.06), "ECMT T=2": (20.8, 0.19), "ECMT T=4": (70.0, 0.51),
-        "SFormer T=1": (70.6, 0.17), "SFormer T=2": (77.6, 0.46),
-    },
-    "ViT-Large/16": {
-        "original": (84.9, 1.0), "ECMT T=1": (3.6, 0.05), "ECMT T=2": (75.3, 0.17), "ECMT T=4": (83.2, 0.42),
-        "SFormer T=1": (82.4, 0.15), "SFormer T=2": (84.2, 0.36),
-    },
-    "EVA": {
-        "original": (89.6, 1.0), "ECMT T=1": (2.4, 0.06), "ECMT T=2": (84.0, 0.20), "ECMT T=4": (88.6, 0.49),
-        "SFormer T=1": (88.8, 0.19), "SFormer T=2": (89.4, 0.47),
-    },
-}  # fmt: skip
-"""Accuracy and energy ratio on ImageNet-1K, by network and method."""
-
-FIRST_TABLE = {"ViT-Base/16": 70.7, "ViT-Large/16": 82.4, "EVA": 88.8}
-"""Accuracy of SFormer at T = 1 in the first table, which has 0.1 more for ViT-Base/16 than that of energy."""
-
-ABLATION = {
-    ("linear", False): 4.4, ("exponential", False): 1.6, ("mixed", False): 4.9,
-    ("linear", True): 84.8, ("exponential", True): 65.7, ("mixed", True): 88.8,
-}  # fmt: skip
-"""Accuracy of EVA on ImageNet-1K at T = 1, by fire function and whether λ is tuned."""
-
-PERCENTILE = {
-    0.0: (0.2, 0.16), 0.5: (63.7, 0.15), 1.0: (70.7, 0.17), 1.5: (70.8, 0.20), 2.0: (71.2, 0.21), 2.5: (70.9, 0.22),
-}  # fmt: skip
-"""Accuracy and energy ratio of ViT-Base/16 on ImageNet-1K, by p."""
-
-DETECTION = {
-    "SFormer, EVA": (1, (60.3, 78.2), (50.7, 75.1)),
-    "SpikeDet-Large": (1, (49.6, 66.5), (None, None)), "SpikeYOLO": (1, (48.9, 66.2), (None, None)),
-    "SUHD, YOLOv5s": (4, (None, 54.6), (None, None)), "Spike calibration, ResNet-50": (512, (None, 45.4), (None, None)),
-}  # fmt: skip
-"""Timesteps, then AP and AP50 of boxes and of masks on COCO-2017, by method; the masks are from the text."""
+PAPERS = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
+"""The paper's numbers, by table."""
 
 NETWORKS = {"vit_base_patch16": "ViT-Base/16", "vit_large_patch16": "ViT-Large/16", "eva_giant": "EVA"}
 """The prefixes of timm's names for the paper's networks."""
@@ -91,8 +60,9 @@ def classification(bench: Bench) -> Iterator[Row]:
     ours = row(bench, {"scale": recipe.scale}, recipe, "ann")
     if network is None:
         yield {"network": bench.loaded.spec, **ours}
-    for name, score in FIRST_TABLE.items():
-        printed = {"network": name, "paper ann": ENERGY[name]["original"][0], "paper score": score}
+    for name, score in PAPERS["classification"].items():
+        original, _ = PAPERS["energy"][name]["original"]
+        printed = {"network": name, "paper ann": original, "paper score": score}
         yield printed | (ours if name == network else {})
 
 
@@ -117,11 +87,9 @@ def detection(bench: Bench) -> Iterator[Row]:
         measured = bench.measure(recipe.replace(scale=scale))
         ours = {k: v for k, v in measured.items() if " AP" in k or k in (*searchable(), *SPREAD)}
         yield {"network": f"{bench.loaded.spec}, {title}", "T": 1, "scale": scale, **ours}
-    for name, (timesteps, boxes, masks) in DETECTION.items():
-        printed: Row = {"network": name, "T": timesteps}
-        for shape, figures in (("box", boxes), ("mask", masks)):
-            printed |= {f"paper {shape} {k}": v for k, v in zip(PRECISIONS, figures, strict=True)}
-        yield printed
+    columns = [f"{shape} {precision}" for shape, precision in product(("box", "mask"), PRECISIONS)]
+    for name, figures in PAPERS["detection"].items():
+        yield {"network": name, "T": figures["T"], **{f"paper {c}": figures.get(c) for c in columns}}
 
 
 @study(
@@ -132,7 +100,7 @@ def detection(bench: Bench) -> Iterator[Row]:
     + OTHER_DATA,
 )
 def energy(bench: Bench) -> list[Row]:
-    numbers = ENERGY[network_of(bench.loaded.spec) or "ViT-Base/16"]
+    numbers = PAPERS["energy"][network_of(bench.loaded.spec) or "ViT-Base/16"]
     base, vit = literal(bench), bench.loaded.spec.startswith("timm:vit_")
     ecmt = "ecmt-vit" if vit else "ecmt"  # its code has constants for networks named ViT, and no others
     rows: list[Row] = []
@@ -155,7 +123,7 @@ def energy(bench: Bench) -> list[Row]:
     "The paper's column is EVA on ImageNet-1K. " + OTHER_DATA,
 )
 def ablation(bench: Bench) -> Iterator[Row]:
-    for (kind, scaled), score in ABLATION.items():
+    for kind, scaled, score in PAPERS["ablation"]:
         recipe = preset("sformer", levels=f"{kind}:8", scale=1.0)
         recipe = bench.searched(recipe) if scaled else recipe
         variant = f"{'SFN' if kind == 'mixed' else kind}, {'λ searched' if scaled else 'λ = 1'}"
@@ -170,7 +138,7 @@ def ablation(bench: Bench) -> Iterator[Row]:
 )
 def percentile(bench: Bench) -> Iterator[Row]:
     base = literal(bench)
-    for p, (score, ratio) in PERCENTILE.items():
+    for p, score, ratio in PAPERS["percentile"]:
         ours = row(bench, {"percentile": p, "scale": base.scale}, base.replace(percentile=p), "ann")
         yield {**ours, "paper score": score, "paper counts": ratio}
 
