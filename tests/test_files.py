@@ -18,7 +18,7 @@ from onespike.errors import LoadError, UsageError
 from onespike.runtime.atomic import atomic_directory, try_file, try_folder, try_new_folder, write_atomically
 
 FULL = "the disk is full. Free some space or choose another place."
-FORBIDDEN = "writing there is not permitted. Change the permissions or choose another place."
+FORBIDDEN = "writing there is not permitted. Change permissions or choose another place."
 IN_THE_WAY = "a part of this path is a file. Choose another place."
 posix = pytest.mark.skipif(sys.platform == "win32", reason="devices, locks and links of POSIX")
 

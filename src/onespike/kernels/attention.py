@@ -75,10 +75,8 @@ def attend(
     scores. The step of the probabilities' neuron broadcasts to [heads, rows].
     """
     if torch.compiler.is_compiling():
-        g = code.function
-        result: Tensor = _attend_operator(
-            query, key, value, mask, step, list(g.levels), g.rounding, code.inside
-        )
+        g, inside = code.function, code.inside
+        result: Tensor = _attend_operator(query, key, value, mask, step, list(g.levels), g.rounding, inside)
         return result
     return _run("onespike_attend", _Attention, (query, key, value), mask, step, code)
 

@@ -52,9 +52,7 @@ SMALLEST = torch.finfo(torch.float32).tiny
 def check_scale(value: float) -> None:
     """Refuse a λ that is not in (0, 1], or that float32 would round to 0 or to a few digits."""
     if not SMALLEST <= value <= 1:
-        least = (
-            f" and not below {SMALLEST:.1e}, the least that float32 holds in full" if 0 < value < 1 else ""
-        )
+        least = f" and not below {SMALLEST:.1e}, the least float32 holds in full" if 0 < value < 1 else ""
         raise UsageError(f"scale must be in (0, 1]{least}, not {value:g}. The paper uses 0.25 to 0.36.")
 
 

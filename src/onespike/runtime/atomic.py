@@ -16,9 +16,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 ADVICE = {
     **dict.fromkeys(FULL, "the disk is full. Free some space or choose another place."),
-    **dict.fromkeys(
-        FORBIDDEN, "writing there is not permitted. Change the permissions or choose another place."
-    ),
+    **dict.fromkeys(FORBIDDEN, "writing there is not permitted. Change permissions or choose another place."),
     errno.ENAMETOOLONG: "this name is too long. Choose a shorter one.",
     errno.EISDIR: "this is a folder. Give the name of a file.",
 }
