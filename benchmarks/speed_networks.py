@@ -11,6 +11,7 @@ from torch import nn
 import onespike
 from onespike.calibration.thresholds import SiteThreshold
 from onespike.passes.base import axes
+from onespike.passes.layout import DIGITS, LARGEST, digit_levels
 
 NETWORKS = {
     "vit-tiny": ("timm", "vit_tiny_patch16_224"),
@@ -55,8 +56,9 @@ def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.
 
 
 def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """A network whose neurons have what those of `best` have, steps, centers and gains, of any value: same time."""
-    return shaped(model, x, onespike.Recipe(rounding="nearest"))
+    """A network whose neurons have what those of `fast` and `best` have: levels, steps, centers and gains, of any value."""
+    levels = ",".join(map(str, digit_levels(max(DIGITS), LARGEST)))
+    return shaped(model, x, onespike.Recipe(levels=levels, rounding="nearest"))
 
 
 def as_bytes(model: nn.Module, x: torch.Tensor) -> nn.Module:

@@ -19,6 +19,7 @@ from onespike.deploy.integer import optimize_
 from onespike.deploy.products import IntegerProduct, integer_form
 from onespike.errors import UsageError
 from onespike.neurons import ScaleFire
+from onespike.passes.layout import digit_levels
 
 X = torch.randn(64, 5, 12, generator=torch.Generator().manual_seed(1))
 PATHS = kernels.paths()
@@ -89,6 +90,9 @@ def neurons(tokens: int, inputs: int) -> dict[str, ScaleFire]:
         "center": ScaleFire(steps, steps, **affine),
         "gain": ScaleFire(0.3, 0.2, gain=gain, **affine),
         "table": ScaleFire(0.1, 0.1, levels=(1, 2, 5, 90, 300), rounding="nearest"),
+        "digits": ScaleFire(
+            0.04, 0.06, gain=gain, **affine | {"levels": digit_levels(2, 200)}, rounding="nearest"
+        ),
     }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import onespike
 from contract.networks import Layers
 from onespike import kernels
+from onespike.passes.layout import digit_levels
 from onespike.spikes.levels import mixed_levels
 
 pytestmark = pytest.mark.skipif(kernels.word_path() is None, reason="no 16-bit products here")
@@ -19,6 +20,8 @@ needs_kernel = pytest.mark.skipif(
     not kernels.is_fast(), reason="the kernel is for processors with AVX2, and a compiler"
 )
 HEADS, WIDTH, TOKENS = 3, 24, 37
+DIGITS = ",".join(map(str, digit_levels(3, 1024)))
+"""Levels as the default recipe has them: dense at first, and far apart at the end."""
 X = torch.randn(6, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
@@ -29,7 +32,7 @@ def attention(self: Layers, x: Tensor) -> Tensor:
     return x + self.out(mixed.transpose(1, 2).flatten(2))
 
 
-def converted(causal: bool = False, constants: bool = False, **recipe: object) -> nn.Module:
+def converted(causal: bool = False, constants: bool = False, far: int = 0, **recipe: object) -> nn.Module:
     torch.manual_seed(0)
     layers = {"norm": nn.LayerNorm(WIDTH), "qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH)}
     model, made = Layers(attention, causal=causal, **layers).eval(), onespike.Recipe(io="spiking", **recipe)
@@ -46,7 +49,10 @@ def converted(causal: bool = False, constants: bool = False, **recipe: object) -
             site = onespike.Site.parse(f":{role}")
             old = entries[site]
             steps = old.positive * (0.5 + torch.rand(step, generator=generator))
-            changes = {"positive": steps, "gain": 2.0 ** torch.randint(-1, 2, gain, generator=generator)}
+            changes = {
+                "positive": steps,
+                "gain": 2.0 ** torch.randint(-1, 2 + far, gain, generator=generator),
+            }
             if center is not None:
                 middle = torch.randn(center, generator=generator) * 0.3
                 changes |= {"negative": steps.clone(), "center": middle, "offset": middle * 1.1}
@@ -65,8 +71,11 @@ def simulated(network: nn.Module, monkeypatch: pytest.MonkeyPatch, x: Tensor) ->
 @needs_kernel
 @pytest.mark.parametrize(
     "recipe",
-    [{}, {"constants": True}, {"causal": True}, {"causal": True, "constants": True}, {"softmax": "head"}],
-)
+    [
+        {}, {"constants": True}, {"causal": True}, {"causal": True, "constants": True}, {"softmax": "head"},
+        {"constants": True, "far": 5, "levels": DIGITS, "rounding": "nearest"},  # of one token in 64 times the steps of another
+    ],
+)  # fmt: skip
 def test_integer_attention_equals_attention_of_values(recipe: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     snn = converted(**recipe)
     fast = onespike.optimize(snn, integer_units=True)
@@ -83,7 +92,7 @@ def test_integer_attention_equals_attention_of_values(recipe: dict, monkeypatch:
 
 
 def test_results_depend_neither_on_batch_nor_threads_nor_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = onespike.optimize(converted(constants=True), integer_units=True)
+    fast = onespike.optimize(converted(constants=True, far=5, levels=DIGITS), integer_units=True)
     results = []
     with torch.inference_mode():
         for path in [path for path in kernels.paths() if path.bytes == 2]:

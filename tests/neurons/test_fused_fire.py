@@ -21,6 +21,7 @@ from contract.neuron_contract import DTYPES, bits, inputs
 from neurons.test_fire import neighbors
 from onespike.kernels import build as native
 from onespike.neurons import NEURONS, Neuron, Scale, ScaleFire
+from onespike.passes.layout import digit_levels
 from onespike.spikes import mixed_levels
 from onespike.spikes.fire_functions import bounds
 
@@ -31,6 +32,7 @@ LEVELS = {
     "linear": tuple(range(1, 17)),
     "exponential": tuple(2**k for k in range(16)),
     "longest": mixed_levels(1, 24),
+    "digits": digit_levels(3, 512),  # dense at first, sparse beyond
     "table": (1, 2, 3, 5, 9, 10, 40, 263),
     "one": (1,),
     "far": (1, 2**24),

@@ -4,9 +4,11 @@
     A·v  = step_i·(u_v·(A·y_v) + offset_v·ΣA)
 
 A row's constant does not change its softmax. q's offset is rounded to whole numbers, like weights. Gains of v, which
-are inside the sum, are whole multiples of the smallest and multiply the probabilities' counts.
+are inside the sum, are whole multiples of the smallest and multiply the probabilities' counts, and v's own if these
+would be too large.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +64,16 @@ def _moved_(neuron: Neuron) -> tuple[Tensor, Tensor] | None:
     return times[0].view_as(up), times[1].view_as(up)
 
 
+def _reach(fired: SpikeCode, step: Tensor, keys: int) -> tuple[int, int]:
+    """Return the largest count of a probability, which is at most 1, and a bound for their sum in one row."""
+    least, function = float(step.min()), fired.function
+    whole = 1 / least if least > 0 else math.inf
+    count = int(function(torch.tensor(whole + 1)))
+    # a count is largest beside its probability where it jumps; sums of rounded probabilities are 1 within a hundredth
+    most = max(level / (bound - 0.5) for level, bound in zip(function.levels, function.bounds, strict=True))
+    return count, int(min(keys * count, 1.01 * most * whole + 1))
+
+
 class IntegerAttention(nn.Module):
     """Attention of one owner on integers; `forward` is None where its neurons or sizes have no integer form."""
 
@@ -108,15 +120,20 @@ class IntegerAttention(nn.Module):
             v = _operand(v_code, v_times, (heads, 1, outer), (1, keys, 1), (heads, 1, outer))
         except RuntimeError:  # something differs along another axis
             return None
-        q_offset, v_gain, smallest, largest = q.code.offset, v.code.gain, 1.0, 1
+        q_offset, v_gain, smallest, largest, most = q.code.offset, v.code.gain, 1.0, 1, v.most
+        rest: Tensor | None = None
+        count, total = _reach(fired, step, keys)
         if v_gain is not None:  # as whole multiples of the smallest
             smallest = float(v_gain.min())
-            v_gain = (v_gain / smallest).contiguous()
-            largest = int(v_gain.max())
+            multiples = v_gain / smallest
+            # probabilities take as much as their 16 bits hold, the counts of v take the rest
+            v_gain = multiples.clamp(max=2.0 ** int(math.log2(max(kernels.COUNT // count, 1))))
+            rest = (multiples / v_gain).contiguous()
+            largest, most = int(v_gain.max()), v.most * int(rest.max())
         fits = (
-            max(q.most, k.most, v.most, fired.largest * largest) <= kernels.COUNT
+            max(q.most, k.most, most, count * largest) <= kernels.COUNT
             and max(q.most, OFFSET if q_offset is not None else 0) * k.most * inner < 2**31
-            and keys * fired.largest * largest * v.most < 2**31
+            and total * largest * most < 2**31
         )
         if not fits:
             return None
@@ -126,7 +143,7 @@ class IntegerAttention(nn.Module):
             offset = (q_offset.flatten(1) / size[:, None]).round().contiguous()
             offset_factor = (size * k.unit.flatten()).contiguous()
         units = kernels.Units(
-            (q.unit * k.unit).flatten().contiguous(), v_gain, offset, offset_factor,
+            (q.unit * k.unit).flatten().contiguous(), v_gain, rest, offset, offset_factor,
             (v.unit * smallest).contiguous(), v.code.offset,
         )  # fmt: skip
         return step, fired, [(operand.code, operand.times) for operand in (q, k, v)], units

@@ -37,7 +37,10 @@ class Units(NamedTuple):
     """The values of counts of q, k and v. Tensors are float32 and contiguous."""
 
     factor: Tensor  # [heads], the value of one unit of a score
-    v_gain: Tensor | None  # v's gains as whole multiples of the smallest
+    v_gain: (
+        Tensor | None
+    )  # [keys], v's gains as whole multiples of the smallest: what multiplies the probabilities
+    v_times: Tensor | None  # [keys], and what multiplies v's counts
     offset: Tensor | None  # [heads, inner], q without spikes, in whole numbers
     offset_factor: Tensor | None  # [heads], the value of one unit of it in a score
     v_unit: Tensor  # [heads, outer], the value of one unit of v

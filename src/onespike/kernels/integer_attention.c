@@ -31,7 +31,7 @@ typedef struct {
     const Form *form;
     const Firing *q_fires, *k_fires, *v_fires;
     const float *factor;                      /* [heads], what one unit of a score is worth */
-    const float *v_gain;                      /* v's gains as whole multiples of the smallest, or NULL */
+    const float *v_gain, *v_times;            /* [keys]: v's gains as whole multiples, or NULL; what counts of v take of them */
     const float *offset, *offset_factor;      /* of q: [heads][inner] whole numbers and what one is worth, or NULL */
     const float *v_unit, *v_offset;           /* [heads][outer]; v_offset may be NULL */
     int64_t path;
@@ -44,22 +44,6 @@ typedef struct {
     uint8_t *nan;
 } Room;
 
-/* The same in one pass; 1 if a value is NaN. */
-INLINE int fired_quickly(const float *x, int64_t n, const Firing *f, int64_t head, float inverse, int16_t *to, const int centered) {
-    const float *const up = f->up + head * n, *const down = f->down + head * n, *const center = centered ? f->center + head * n : x;
-    const float *const times_up = f->times_up + head * n, *const times_down = f->times_down + head * n;
-    const Form form = *f->form;
-    int lost = 0;
-#pragma omp simd reduction(| : lost)
-    for (int64_t i = 0; i < n; i++) {
-        const float v = (centered ? x[i] - center[i] : x[i]) * inverse;
-        const int32_t units = units_of(v, up[i], down[i], times_up[i], times_down[i], FLT_MAX, form, INT16_MIN);
-        to[i] = (int16_t)units;
-        lost |= units == INT16_MIN;
-    }
-    return lost;
-}
-
 /* Fires a row into 16-bit numbers of units; 0 and a flag for NaN. */
 static void units(Operand x, int64_t batch, int64_t head, int64_t row, int64_t n, const Firing *f, float *value, int16_t *to,
                   uint8_t *nan, const int flags) {
@@ -71,9 +55,12 @@ static void units(Operand x, int64_t batch, int64_t head, int64_t row, int64_t n
         from = value;
     }
     if (f->quick) {
-        if (f->center ? fired_quickly(from, n, f, head, inverse, to, 1) : fired_quickly(from, n, f, head, inverse, to, 0))
+        const int64_t first = head * n;
+        const Units u = {f->center ? f->center + first : NULL, f->up + first, f->down + first, f->times_up + first,
+                         f->times_down + first, FLT_MAX, 1};
+        if (fire_units(from, n, u, inverse, f->form, to))
             for (int64_t i = 0; i < n; i++)
-                if (to[i] == INT16_MIN) nan[flags * i] = 1, to[i] = 0;
+                if (to[i] == NOT_A_NUMBER) nan[flags * i] = 1, to[i] = 0;
         return;
     }
     if (f->center) {
@@ -94,7 +81,7 @@ static void units(Operand x, int64_t batch, int64_t head, int64_t row, int64_t n
     }
 }
 
-/* The same firing with steps that `units_of` takes, in memory for two of each; what is left of that memory. */
+/* The same firing with steps that `Units` takes, in memory for two of each; what is left of that memory. */
 static float *quick(const Firing **fires, Firing *own, int64_t steps, float *memory) {
     if (!is_quick((*fires)->form)) return memory;
     *own = **fires;
@@ -152,6 +139,10 @@ static void lay_out(const Integers *a, int64_t batch, int64_t head, int64_t deep
             units(a->v, batch, head, j + 1, a->outer, a->v_fires, room.value, odd, room.nan + 1, 1);
         } else {
             memset(odd, 0, outer * sizeof *odd);
+        }
+        if (a->v_times) {
+            for (int64_t i = 0; i < a->outer; i++) even[i] *= (int16_t)a->v_times[j];
+            for (int64_t i = 0; j + 1 < a->keys && i < a->outer; i++) odd[i] *= (int16_t)a->v_times[j + 1];
         }
         for (int64_t start = 0; start < outer; start += wide) {
             int16_t *const to = room.values + (start / wide * many + j) * wide;

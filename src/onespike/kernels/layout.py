@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from onespike.spikes import SpikeCode
 from onespike.spikes.code import HUGE
-from onespike.spikes.fire_functions import HALF, FireFunction
+from onespike.spikes.fire_functions import HALF, TABLE, FireFunction, finest, fire_table
 
 SHORT = 16  # elements below which a piece is copied first
 DIMS = 6  # the largest number of axes on the C side, once contiguous ones are joined
@@ -20,25 +21,37 @@ PLANS = 16  # the number of shapes that a neuron remembers
 
 
 class Form(ctypes.Structure):
-    """The C side's `Form`: a closed form (M, offset, carry, top), or a table of jumps and the rise of the count there."""
+    """The C side's `Form`: a closed form (M, offset, carry, top), and the jumps beyond it, also as a table."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("jumps", "inside", "carry")),
         *((name, ctypes.c_float) for name in ("dense", "offset", "top")),
-        *((name, ctypes.POINTER(ctypes.c_float)) for name in ("bound", "rise")),
+        *((name, ctypes.POINTER(ctypes.c_float)) for name in ("bound", "rise", "table")),
+        *((name, ctypes.c_float) for name in ("whole", "last")),
     )
+
+
+def _array(numbers: Sequence[float]) -> Any:
+    return (ctypes.c_float * len(numbers))(*numbers)
 
 
 @lru_cache(maxsize=1024)
 def form_of(function: FireFunction, inside: bool = False) -> Form:
     """Return G where C can read it; it stays there as long as this is cached or held."""
-    if function.pattern is None:
-        array = ctypes.c_float * len(function.levels)
-        rise = (float(high - low) for low, high in pairwise((0, *function.levels)))
-        return Form(len(function.levels), inside, 0, 0, 0, 0, array(*function.bounds), array(*rise))
-    dense, tail = function.pattern
-    offset, carry = (dense - 0.5, HALF) if function.rounding == "nearest" else (dense - 1, 0)
-    return Form(0, inside, carry, dense, offset, 2.0**tail)
+    levels, bounds = function.levels, function.bounds
+    if function.pattern is not None:
+        dense, tail = function.pattern
+        offset, carry = (dense - 0.5, HALF) if function.rounding == "nearest" else (dense - 1, 0)
+        return Form(0, inside, carry, dense, offset, 2.0**tail)
+    # the first levels are mostly those of a closed form, ⌊a⌋, and few values reach further
+    pairs = enumerate(zip(levels, bounds, strict=True))
+    dense = next((k for k, pair in pairs if pair != (k + 1, k + 1)), len(levels))
+    rise = [high - low for low, high in pairwise((dense, *levels[dense:]))]
+    form = Form(len(rise), inside, 0, dense, 0, 1, _array(bounds[dense:]), _array(rise))
+    if finest(bounds) * bounds[-1] <= TABLE:
+        whole, table = fire_table(levels, bounds)
+        form.table, form.whole, form.last = _array(table), whole, len(table) - 1
+    return form
 
 
 class _Axes(ctypes.Array[ctypes.c_int64]):

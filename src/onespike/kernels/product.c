@@ -12,8 +12,8 @@
 #include "tile.h"
 
 #define CACHED 589824   /* bytes of counts of a block of rows */
+#define PAST 4194304    /* bytes of a result that leaves the cache before it is read */
 #define PIECE_OF_ROW 64 /* counts that are looked through for large ones together */
-#define NOT_A_NUMBER INT16_MIN
 
 typedef struct {
     const float *x;              /* [rows][inputs], or [images][height][width][inputs] */
@@ -76,24 +76,11 @@ INLINE void fired(const float *x, int64_t n, Source s, float inverse, Sides side
     }
 }
 
-/* The same in one pass. */
-INLINE void fired_quickly(const float *x, int64_t n, Source s, float inverse, int16_t *counts, const int each, const int centered) {
-    const Form form = *s.form;
-    const float limit = s.most_up < s.most_down ? s.most_up : s.most_down;
-#pragma omp simd
-    for (int64_t k = 0; k < n; k++) {
-        const float v = (centered ? x[k] - s.center[k] : x[k]) * inverse;
-        counts[k] = (int16_t)units_of(v, s.up[each * k], s.down[each * k], s.times_up[each * k], s.times_down[each * k],
-                                      limit, form, NOT_A_NUMBER);
-    }
-}
-
 static void fire_row(const float *x, int64_t n, Source s, float inverse, float *value, int16_t *counts) {
     const Sides sides = {s.up, s.down, s.most_up, s.most_down};
-    if (s.quick && s.each) {
-        s.center ? fired_quickly(x, n, s, inverse, counts, 1, 1) : fired_quickly(x, n, s, inverse, counts, 1, 0);
-    } else if (s.quick) {
-        s.center ? fired_quickly(x, n, s, inverse, counts, 0, 1) : fired_quickly(x, n, s, inverse, counts, 0, 0);
+    if (s.quick) {
+        const float limit = s.most_up < s.most_down ? s.most_up : s.most_down;
+        fire_units(x, n, (Units){s.center, s.up, s.down, s.times_up, s.times_down, limit, s.each}, inverse, s.form, counts);
     } else if (s.each) {
         fired(x, n, s, inverse, sides, value, counts, 1);
     } else {
@@ -203,7 +190,7 @@ INLINE void finish(const int32_t *sums, const float *scale, const float *bias, f
 }
 
 #if defined(X86) && !defined(ONESPIKE_SIMDE)
-/* The same past the cache: what follows reads the whole result, of which the cache would hold the last part only. */
+/* The same past the cache, for a large result: what follows reads all of it, and the cache would hold the last part only. */
 TARGET("avx512f")
 static void finish_past(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out) {
     const __m512 more = _mm512_set1_ps(gain), none = _mm512_set1_ps(nothing);
@@ -223,6 +210,7 @@ static void block(const Product *p, const Source *source, const int16_t *images,
     const int columns = path->columns, high = path->rows;
     const int64_t stride = 4 * groups, all = (rows + high - 1) / high * high;
     const int32_t base = path->bytes == 2 ? 0 : p->low + (path->is_signed ? 128 : 0);
+    const int past = columns == 32 && source->rows * p->outputs * (int64_t)sizeof *p->out > PAST;
     s->found = 0;
     memset(s->nan, 0, rows);
     memset(s->fired + rows * stride, 0, (all - rows) * stride);
@@ -261,7 +249,7 @@ static void block(const Product *p, const Source *source, const int16_t *images,
                 if (p->bias && p->biases > 1)
                     memcpy(bias, p->bias + row % p->biases * p->outputs + start, here * sizeof *bias);
                 const float nothing = s->nan[r + i] ? NAN : 0.0f;
-                if (columns == 32 && (uintptr_t)to % 64 == 0) {
+                if (past && (uintptr_t)to % 64 == 0) {
                     finish_past(s->sums + i * columns, scale, bias, gain, nothing, to);
                 } else if (columns == 32) {
                     finish(s->sums + i * columns, scale, bias, gain, nothing, to, 32);

@@ -83,6 +83,19 @@ static FMA float fired_counts(float *s, int64_t n, int masked, Sides sides, cons
         for (int64_t i = 0; i < n; i++) to[i] = (int16_t)(int32_t)s[i];
         return total;
     }
+    float largest = 0.0f;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; i++) largest = s[i] > largest ? s[i] : largest;
+    const float reach = largest * inverse / step + 0.5f;
+    if (levels.jumps && !(reach < *levels.bound)) {
+#pragma omp simd reduction(+ : total)
+        for (int64_t i = 0; i < n; i++) {
+            const float p = s[i] * inverse, count = looked_up((most < p ? most : p) / step + 0.5f, levels);
+            total += count;
+            to[i] = (int16_t)(int32_t)count;
+        }
+        return total;
+    }
 #pragma omp simd reduction(+ : total)
     for (int64_t i = 0; i < n; i++) {
         const float p = s[i] * inverse, count = closed((most < p ? most : p) / step + 0.5f, levels);
