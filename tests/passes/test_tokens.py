@@ -99,7 +99,7 @@ def test_the_neuron_refuses_what_it_cannot_do():
         cell().decode(torch.ones(2, 6))
     with pytest.raises(UsageError, match="power of two"):
         ScaleFire(0.1, levels=(1,), gain=torch.tensor(3.0))
-    with pytest.raises(UsageError, match="one finite number above 0"):
+    with pytest.raises(UsageError, match="a finite number above 0"):
         ScaleFire(0.1, levels=(1,), typical=torch.tensor(0.0))
 
 
