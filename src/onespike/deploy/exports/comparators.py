@@ -10,7 +10,7 @@ needs one logarithm per row: its exponentials are in the thresholds, too.
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,23 +33,23 @@ KINDS = (torch.int16, torch.int32, torch.int64)
 POOLS = ("aten.max_pool1d.default", "aten.max_pool2d.default", "aten.max_pool3d.default")
 
 
-def _overloads(names: str) -> set[str]:
+def overloads(names: str) -> set[str]:
     packets = [getattr(torch.ops.aten, name) for name in names.split() if hasattr(torch.ops.aten, name)]
     return {f"aten.{packet.__name__}.{overload}" for packet in packets for overload in packet.overloads()}
 
 
-MOVES = _overloads(
+MOVES = overloads(
     "view reshape _unsafe_view permute transpose t movedim flatten unflatten squeeze unsqueeze slice select unbind split "
     "split_with_sizes chunk roll pixel_shuffle pixel_unshuffle"
 ) | {"getitem"}
 """What only moves elements."""
-MONOTONE = _overloads(
+MONOTONE = overloads(
     "relu sigmoid tanh hardtanh clamp clamp_min clamp_max relu6 hardsigmoid leaky_relu elu selu celu softplus exp log sqrt "
     "add sub mul div neg erf softsign rsub"
 )
-TURNS = dict.fromkeys(_overloads("gelu"), -0.7517915246935645)
-TURNS |= dict.fromkeys(_overloads("silu"), -1.2784645427610738) | dict.fromkeys(_overloads("hardswish"), -1.5)
-TURNS |= dict.fromkeys(_overloads("mish"), -1.1924312144)
+TURNS = dict.fromkeys(overloads("gelu"), -0.7517915246935645)
+TURNS |= dict.fromkeys(overloads("silu"), -1.2784645427610738) | dict.fromkeys(overloads("hardswish"), -1.5)
+TURNS |= dict.fromkeys(overloads("mish"), -1.1924312144)
 """Functions that fall up to here and rise from here on."""
 TANH_TURN = -0.7524614143
 BATCH_NORM = "aten.batch_norm.default"
@@ -117,21 +117,21 @@ def sums_of(product: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     return target, tuple(named[argument.name] for argument in target._schema.arguments)
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
+def shape_of(node: fx.Node) -> tuple[int, ...]:
     return tuple(concrete(size) for size in node.meta["val"].shape)
 
 
-class _Path:
+class Chain:
     """The nodes between integers and a neuron, from the integers on."""
 
-    def __init__(self, fire: fx.Node, graph: Graph) -> None:
+    def __init__(self, fire: fx.Node, graph: Graph, followed: Container[fx.Node] | None = None) -> None:
         self.graph, self.nodes, self.source = graph, list[fx.Node](), arguments(fire)["x"]
-        self.shape = _shape(self.source)
+        self.shape, self.followed = shape_of(self.source), followed
         while (before := self._before(self.source)) is not None:
             self.nodes.insert(0, self.source)
             self.source = before
 
-    def _moving(self, node: fx.Node) -> list[fx.Node]:
+    def moving(self, node: fx.Node) -> list[fx.Node]:
         """Return the values among the arguments of a node that depend on the input."""
         varying = [a for a in node.args if isinstance(a, fx.Node) and self.graph.varies(a)]
         return [a for a in varying if not isinstance(a.meta["val"], torch.SymInt)]
@@ -139,9 +139,9 @@ class _Path:
     def _before(self, node: Any) -> Any:
         """Return the one value that a node of the chain depends on; None where the chain begins."""
         op = operation_of(node)
-        if op not in FOLLOWED:
+        if op not in FOLLOWED or (self.followed is not None and node not in self.followed):
             return None
-        moving = self._moving(node)
+        moving = self.moving(node)
         divided = op.startswith("aten.div.") and (moving != [node.args[0]] or node.kwargs)
         return None if len(moving) != 1 or divided or isinstance(moving[0].meta["val"], bool) else moving[0]
 
@@ -162,7 +162,7 @@ class _Path:
                 start = moved[(slice(None), slice(None), *[slice(0, 1)] * (moved.dim() - 2))]
                 if not torch.equal(start.expand_as(moved), moved):
                     raise ValueError("a pool mixes places with different constants")
-                moved = start.expand(_shape(node))
+                moved = start.expand(shape_of(node))
         for axis in range(moved.dim()):
             first = moved.narrow(axis, 0, 1)
             if torch.equal(first.expand_as(moved), moved):
@@ -183,7 +183,7 @@ class _Path:
             if op == BATCH_NORM:
                 yield from self._batch_norm(node, place)
             elif op not in (*MOVES, *POOLS):
-                moving, shape = node.args.index(self._moving(node)[0]), _shape(node)
+                moving, shape = node.args.index(self.moving(node)[0]), shape_of(node)
                 rest = [
                     None if n == moving else self.constant(a, shape, place) for n, a in enumerate(node.args)
                 ]
@@ -191,7 +191,7 @@ class _Path:
                 yield Step(_partial(node, moving, rest), TANH_TURN if tanh else TURNS.get(op))
 
     def _batch_norm(self, node: fx.Node, place: int) -> Iterator[Step]:
-        named, shape = arguments(node), _shape(node)
+        named, shape = arguments(node), shape_of(node)
         parts = [self.graph.tensor(named[n]) for n in ("running_mean", "running_var", "weight", "bias")]
         mean, var = (part.double() for part in parts[:2] if part is not None)
         gain = (var + named["eps"]).rsqrt() * (1.0 if parts[2] is None else parts[2].double())
@@ -202,7 +202,7 @@ class _Path:
 
     def product(self) -> Iterator[Step]:
         """What is behind the sums of a product: scale, gain of a row and bias, or the units and gains of two counts."""
-        named, shape = arguments(self.source), _shape(self.source)
+        named, shape = arguments(self.source), shape_of(self.source)
         rows = (-1,) if operation_of(self.source) == "spikes.linear" else (-1, *[1] * (len(shape) - 2))
         for name in ("scale", "gain", "bias", "lhs_unit", "rhs_unit", "lhs_gain", "rhs_gain"):
             if self.graph.varies(named.get(name)):
@@ -234,7 +234,7 @@ def comparator(
     counts = sorted({0, *(sign * level for sign in signs for level in named["levels"])})
     if len(counts) > MOST:
         return None
-    path = _Path(fire, graph)
+    path = Chain(fire, graph)
     # where the chain cannot carry its constants, what reaches the neuron is compared
     for source, nodes in ((path.source, path.nodes), (named["x"], [])):
         path.source, path.nodes = source, nodes
@@ -245,7 +245,7 @@ def comparator(
     return None
 
 
-def _compared(path: _Path, named: dict[str, Any], counts: list[int]) -> Comparator:
+def _compared(path: Chain, named: dict[str, Any], counts: list[int]) -> Comparator:
     sums = operation_of(path.source) in PRODUCTS
     steps = [*(path.product() if sums else ()), *path.steps()]
     constants = [named[part] for part in ("positive", "negative", "center", "gain")]

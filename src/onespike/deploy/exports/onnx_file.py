@@ -35,6 +35,7 @@ def read(file: Path) -> Run:
 def write(request: Request, file: Path) -> Foreign:
     """ONNX, standard operators only; on bytes by MatMulInteger and ConvInteger."""
     import onnxruntime
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     from onespike.deploy.exports.onnx_nodes import TRANSLATIONS
 
@@ -54,6 +55,7 @@ def write(request: Request, file: Path) -> Foreign:
     model.save(str(probes))
     size = len(graph.outputs)
     del model.model.graph.outputs[size:]
+    RemoveUnusedNodesPass()(model.model)
     model.save(str(file))
     session = _session(probes)
     for left in list(file.parent.glob(f"{probes.name}*")):

@@ -14,42 +14,78 @@ import onnx
 import torch
 from onnxscript import opset20
 
-from onespike.deploy.exports.byte_graph import EIGHT_BITS, SEVEN_BITS, zero_of
+from onespike.deploy.exports.byte_graph import EIGHT_BITS, SEVEN_BITS
 from onespike.deploy.exports.operations import BEFORE
 from onespike.deploy.products import EXACT
 
 op: Any = opset20
 BASE = 128
 """The base of counts of several digits."""
-INT32 = 6
+FLOAT, INT8, INT32 = 1, 3, 6
 
 
 def constant(value: Any) -> Any:
     return op.Constant(value=onnx.numpy_helper.from_array(np.asarray(value)))
 
 
-def rounded(x: Any, scale: Any, low: int, high: int, signed: bool, site: str) -> Any:
-    """`operations.round`: a quantizer, with a scale along one axis at most."""
-    zero: Any = 0 if signed else zero_of(low, high)
-    whole: Any = np.int8 if signed else np.uint8
-    sizes = [] if scale is None else list(scale.shape)
+def _along(scale: Any, x: Any) -> tuple[Any, int, tuple[int, ...]]:
+    """Return a scale that differs along one axis at most, that axis, and its size as a shape."""
+    if scale is None:
+        return constant(np.float32(1)), 1, ()
+    sizes = list(scale.shape)
     size = tuple(extent for extent in sizes if extent > 1)
     axis = len(x.shape) - len(sizes) + sizes.index(*size) if size else 1
-    before = constant(np.float32(BEFORE))
-    if scale is None:
-        scale = before
+    return op.Reshape(scale, constant(np.array(size, dtype=np.int64))), axis, size
+
+
+def rounded(x: Any, scale: Any, low: int, high: int, zero: int, site: str) -> Any:
+    """`operations.round`: a quantizer, with a scale along one axis at most."""
+    scale, axis, size = _along(scale, x)
+    of_zero = constant(np.full(size, zero, dtype=np.uint8))
+    count = op.QuantizeLinear(x, op.Mul(scale, constant(np.float32(BEFORE))), of_zero, axis=axis)
+    ends = (low + zero, high + zero)
+    return count if ends == (0, 255) else op.Clip(count, *(constant(np.uint8(end)) for end in ends))
+
+
+def counts(bytes_: Any, zero: int, unit: Any = None) -> Any:
+    """`operations.counts`. Behind a DequantizeLinear without a unit onnxruntime would round the weights of a convolution."""
+    if unit is None:
+        value = op.Cast(bytes_, to=FLOAT)
+        return op.Sub(value, constant(np.float32(zero))) if zero else value
+    unit, axis, size = _along(unit, bytes_)
+    return op.DequantizeLinear(bytes_, unit, constant(np.full(size, zero, dtype=np.uint8)), axis=axis)
+
+
+def one(x: Any) -> Any:
+    """`operations.one`: the number of inputs, or 1 if there are more."""
+    number = op.Clip(op.Shape(x, start=0, end=1), constant(np.int64(1)), constant(np.int64(1)))
+    return op.Cast(op.Squeeze(number), to=FLOAT)
+
+
+def product(
+    bytes_: Any, weight: Any, one: Any, scale: Any, bias: Any, stride: Sequence[int] = (), padding: Sequence[int] = (),
+    dilation: Sequence[int] = (), zero: int = 0,
+) -> Any:  # fmt: skip
+    """`operations.product`: integer sums, a scale and a bias, which runtimes put together as behind dynamic quantizers."""
+    of_zero, rows = constant(np.uint8(zero)), len(stride)
+    if stride:
+        extent, sizes = weight.shape[2:], (-1, weight.shape[0])
+        weight = op.Transpose(weight, perm=[*range(2, rows + 2), 1, 0])
+        weight = op.Reshape(weight, constant(np.array(sizes)))
+        bytes_ = _windows(bytes_, of_zero, bytes_.shape[2:], extent, stride, padding, dilation)
     else:
-        scale = op.Mul(op.Reshape(scale, constant(np.array(size, dtype=np.int64))), before)
-    count = op.QuantizeLinear(x, scale, constant(np.full(size, zero, dtype=whole)), axis=axis)
-    ends = [low + zero, high + zero]
-    if ends != [np.iinfo(whole).min, np.iinfo(whole).max]:
-        count = op.Clip(count, *(constant(whole(end)) for end in ends))
-    return op.DequantizeLinear(count, constant(np.float32(1)), constant(whole(zero)))
+        weight = op.Transpose(weight, perm=[1, 0])
+    value = op.Cast(op.MatMulInteger(bytes_, weight, of_zero), to=FLOAT)
+    value = op.Mul(value, op.Mul(one, scale))
+    value = value if bias is None else op.Add(value, bias)
+    return op.Transpose(value, perm=[0, rows + 1, *range(1, rows + 1)]) if stride else value
 
 
-def product(counts: Any, weight: Any, scale: Any) -> Any:
-    """`operations.product`: bytes times bytes, as runtimes recognize it."""
-    return op.MatMul(counts, op.DequantizeLinear(op.Transpose(weight, perm=[1, 0]), scale, axis=1))
+def byte_pairs(lhs: Any, rhs: Any, one: Any, scale: Any, lhs_zero: int, rhs_zero: int) -> Any:
+    """`operations.byte_pairs`: unsigned times signed is the fastest; a byte below 128 is the same number."""
+    zeros = constant(np.uint8(lhs_zero)), constant(np.int8(rhs_zero))
+    sums = op.MatMulInteger(lhs, op.Cast(rhs, to=INT8), *zeros)
+    return op.Mul(op.Cast(sums, to=FLOAT), op.Mul(one, scale))
 
 
 def sums(
@@ -141,5 +177,9 @@ TRANSLATIONS = {
     torch.ops.spikes.sums.default: sums,
     torch.ops.spikes.pairs.default: pairs,
     torch.ops.spikes.round.default: rounded,
+    torch.ops.spikes.counts.default: counts,
+    torch.ops.spikes.one.default: one,
+    torch.ops.spikes.plus.default: lambda x, other: op.Sum(x, other),
     torch.ops.spikes.product.default: product,
+    torch.ops.spikes.byte_pairs.default: byte_pairs,
 }

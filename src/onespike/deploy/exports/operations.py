@@ -164,15 +164,46 @@ BEFORE = 1 - 2.0**-22
 
 
 @operation
-def round(x: Tensor, scale: Tensor | None, low: int, high: int, signed: bool, site: str) -> Tensor:
-    """The whole number nearest to x / scale: a neuron with uniform levels, as quantizers of other runtimes round."""
-    return (x / (BEFORE if scale is None else scale * BEFORE)).round().clamp(low, high)
+def round(x: Tensor, scale: Tensor | None, low: int, high: int, zero: int, site: str) -> Tensor:
+    """The byte of the whole number nearest to x / scale: a neuron with uniform levels, as quantizers of other runtimes round."""
+    whole = (x / (BEFORE if scale is None else scale * BEFORE)).round().clamp(low, high)
+    return (whole + zero).to(torch.uint8)
 
 
 @operation
-def product(counts: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """scale·(Ŵ·counts), for counts of one byte."""
-    return sums(counts, weight, [], [], [], 1, 0, True) * scale
+def counts(bytes: Tensor, zero: int, unit: Tensor | None = None) -> Tensor:
+    """The counts of bytes, or unit·counts."""
+    value = bytes.float() - zero
+    return value if unit is None else value * unit
+
+
+@operation
+def one(x: Tensor) -> Tensor:
+    """The number 1, of which runtimes do not know that it is constant."""
+    return torch.ones((), dtype=x.dtype)
+
+
+@operation
+def plus(x: Tensor, other: Tensor) -> Tensor:
+    """x + other, for which onnxruntime has no slow fusion with the norm behind it."""
+    return x + other
+
+
+@operation
+def product(
+    bytes: Tensor, weight: Tensor, one: Tensor, scale: Tensor, bias: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], zero: int,
+) -> Tensor:  # fmt: skip
+    """scale·(Ŵ·counts) + bias, or scale·(Ŵ ∗ counts) + bias with a stride, for counts of one byte."""
+    rows = (-1, *[1] * len(stride))
+    value = sums(counts(bytes, zero), weight, stride, padding, dilation, 1, 0, True) * scale.view(rows)
+    return value if bias is None else value + bias.view(rows)
+
+
+@operation
+def byte_pairs(lhs: Tensor, rhs: Tensor, one: Tensor, scale: Tensor, lhs_zero: int, rhs_zero: int) -> Tensor:
+    """Sums of products of counts of one byte, with one scale."""
+    return torch.matmul(counts(lhs, lhs_zero), counts(rhs, rhs_zero)) * scale
 
 
 @operation
