@@ -9,7 +9,9 @@ import argparse
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import records
 import torch
+from records import Column
 from torch import Tensor
 
 from onespike import runs
@@ -60,14 +62,27 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
+    records.option(parser)
     given = parser.parse_args()
     pair = runs.load(given.run)
     items = runs.choose(given.data, given.windows, pair.loaded.task)
     texts = torch.stack([item.content[: given.tokens] for item in items])
-    print("original", cache_agreement(pair.ann, texts), flush=True)
-    print("spiking ", cache_agreement(pair.snn, texts), flush=True)
+    found = {"original": cache_agreement(pair.ann, texts), "spiking": cache_agreement(pair.snn, texts)}
     print(optimize_(pair.snn))
-    print("integers", cache_agreement(pair.snn, texts), flush=True)
+    found["spiking, on integers (`optimize`)"] = cache_agreement(pair.snn, texts)
+    for name, of in found.items():
+        print(name, of)
+    if given.record:
+        cells = [
+            {"network": name, "same": 100 * of.agreement, "kl": of.kl, "scores": 100 * of.identical}
+            for name, of in found.items()
+        ]
+        columns = {
+            "network": Column("network"), "same": Column("best next token the same", "%", ".1f"),
+            "kl": Column("KL, nats per token", "", ".3f"), "scores": Column("scores the same", "%", ".1f"),
+        }  # fmt: skip
+        about = f"A text read at once and token by token from a cache, batch 1; {pair.loaded.spec}, {len(items)} × {given.tokens} tokens of {Path(given.data).name}."
+        records.write(given.record, cells, about=about, columns=columns, code=["src/onespike/deploy"])
 
 
 if __name__ == "__main__":
