@@ -34,7 +34,8 @@ UNKNOWN = "not recorded"
 
 def number(value: Any, column: Column) -> str:
     """A number as its column has it, with a real minus sign."""
-    return format(value if column.format else Decimal(str(value)), column.format).replace("-", "−")
+    said = format(value if column.format else Decimal(str(value)), column.format)
+    return re.sub(r"^-(?=[0.,]+$)", "", said).replace("-", "−")  # what rounds to zero has no sign
 
 
 def cell(value: Any, column: Column) -> str:
@@ -113,6 +114,8 @@ def making(record: Record) -> str:
     since = records.later(record)
     if since:
         said.append(f"**the code has changed since**: {since} later commit{'s' if since > 1 else ''}")
+    elif since is None and record.commit and record.code:
+        said.append("whether the code has changed since cannot be told in this copy of the repository")
     return " · ".join(said)
 
 

@@ -190,6 +190,7 @@ def typed(words: list[str], patch: pytest.MonkeyPatch) -> int:
     patch.setattr(sys, "argv", words[words[0] == "python" :])
     try:
         if words[0] == "python":
+            patch.syspath_prepend(str(ROOT / "benchmarks"))  # as Python does for a script
             runpy.run_path(str(ROOT / words[1]), run_name="__main__")
             return 0
         with pytest.raises(SystemExit) as exit_:

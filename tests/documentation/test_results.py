@@ -105,6 +105,8 @@ def test_code_that_has_changed_since_is_told(monkeypatch):
     )
     monkeypatch.setattr(records, "git", lambda *words: "")
     assert "changed" not in results.making(record)
+    monkeypatch.setattr(records, "git", lambda *words: None)  # no repository, or not all of its commits
+    assert "cannot be told" in results.making(record)
 
 
 @pytest.mark.parametrize(
