@@ -157,8 +157,10 @@ def text(record: Record) -> str:
 
 def _json(value: Any) -> str:
     """JSON in which numbers keep their digits and what is empty is left out."""
+    if isinstance(value, float):
+        value = Decimal(f"{value:.6g}")  # more digits than these say nothing
     if isinstance(value, Decimal):
-        return str(value)
+        return f"{value:f}"
     if isinstance(value, Column | Figure):
         return _json({key: part for key, part in asdict(value).items() if part not in (None, "")})
     if isinstance(value, dict):
