@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOLDS = (
-    "py.typed", "presets.toml", "studies/reproduce/paper.toml", "kernels/native.c", "kernels/dot.h",
-    "energy/prices/horowitz-45nm.json", "reports/templates/live.js", "reports/templates/report.html",
+    "py.typed", "presets.toml", "cli/words.toml", "studies/reproduce/paper.toml", "kernels/native.c",
+    "kernels/dot.h", "energy/prices/horowitz-45nm.json", "reports/templates/live.js", "reports/templates/report.html",
     "adapters/bundled/cifar10-vit.safetensors", "tasks/bundled/cifar10_test.png",
 )  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_errors_by_hand(surveyed):
     assert row.clipping == pytest.approx(3.0**2 + 0.5**2)
     assert sum(row.to_dict()[share] for share in ("fine", "tail", "clipping")) == pytest.approx(1)
     assert row.signal == pytest.approx(float(x.square().sum()))
-    assert row.to_dict()["snr_db"] == pytest.approx(10 * math.log10(row.signal / row.noise))
+    assert row.snr_db == pytest.approx(10 * math.log10(row.signal / row.noise))
     assert (row.elements, row.largest) == (8, 12.0)
     assert row.above == 5  # of the threshold 1 on the positive side, 0 on the side that is off
     assert row.to_dict()["dead_channels"] == 0.25  # the fourth feature never fires

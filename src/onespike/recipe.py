@@ -19,8 +19,6 @@ from onespike.presets import PRESETS
 from onespike.runtime.validated import parse
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from onespike.sites import Site
 
 VERSION = 1
@@ -250,13 +248,6 @@ class Recipe:
     def factor(self, site: Site | str) -> float:
         """Return the factor by which this site's step exceeds λθ."""
         return next((factor for glob, factor in self.factors if fnmatchcase(str(site), glob)), 1.0)
-
-    def fixed_threshold(self, site: Site | str) -> tuple[Tensor, Tensor] | None:
-        """Return θ+ and θ− of a site that are given, not calibrated."""
-        import torch
-
-        fixed = (thresholds for glob, *thresholds in self.fixed if fnmatchcase(str(site), glob))
-        return next(((torch.tensor(float(up)), torch.tensor(float(down))) for up, down in fixed), None)
 
     def __repr__(self) -> str:
         """Return the preset and the fields that differ from it."""

@@ -10,7 +10,7 @@ from PIL import Image
 
 from onespike import runs
 from onespike.adapters import Reading, load_model, resized
-from onespike.errors import OnespikeWarning, UsageError
+from onespike.errors import UsageError
 from onespike.recipe import preset
 from onespike.runs.pipeline import convert_network
 from onespike.runs.recipe_text import convert_command
@@ -71,10 +71,3 @@ def test_files_for_networks_with_several_preprocessings(tmp_path):
         save_file(torchvision.models.get_model(name).state_dict(), tmp_path / f"{name}.safetensors")
         loaded = load_model(f"torchvision:{name}", weights=tmp_path / f"{name}.safetensors")
         assert loaded.reading.doubt == doubted
-
-
-def test_depthwise_networks_without_passes_are_warned_about():
-    loaded = load_model("timm:mobilenetv3_small_050", random_weights=True)
-    small = resized(loaded, 32, 32)
-    with pytest.warns(OnespikeWarning, match=r"depthwise.*Take preset='fast'"):
-        convert_network(small, runs.choose("bundled:cifar10-calibration", 2), preset("sformer"))

@@ -30,18 +30,16 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 class Reading:
     """How a network's inputs are read."""
 
-    transform: Callable[
-        [Any], Any
-    ]  # what the task loads, such as an RGB image → input without batch dimension
+    # what the task loads, such as an RGB image → input without batch dimension
+    transform: Callable[[Any], Any]
     preprocessing: str  # the transform in one readable line
     collate: Callable[[list[Any]], Any] | None = None  # makes a batch of inputs; None stacks them
     length: int | None = None  # tokens that the network is fed with at once, if it reads text
     of_length: Callable[[int], tuple[Reading, Task]] | None = None  # reading and task for another length
     size: tuple[int, int] | None = None  # the user's shorter side of resized images, and crop
     replaced: Normalization | None = None  # the library's own, where the user gave another
-    doubt: str = (
-        ""  # how published preprocessing differs, where a file of weights does not say which it needs
-    )
+    # how published preprocessing differs, where a file of weights does not say which it needs
+    doubt: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,14 @@ def load(name: str, source: Source) -> LoadedModel:
     settings = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**settings, is_training=False)
     reading, attention = Reading(transform, _describe(settings)), set_attention_(model, source.attention)
-    return LoadedModel(model, spec, reading, _task(timm, model), source.describe(), attention)
+    task = Classification()
+    if subset := timm.data.infer_imagenet_subset(
+        model
+    ):  # timm knows the names and WordNet ids of its classes
+        info = timm.data.ImageNetInfo(subset)
+        descriptions = tuple(info.index_to_description(i) for i in range(info.num_classes()))
+        task = Classification(descriptions, tuple(info.label_names()))
+    return LoadedModel(model, spec, reading, task, source.describe(), attention)
 
 
 def set_attention_(model: nn.Module, attention: str | None) -> str | None:
@@ -55,13 +62,3 @@ def _describe(settings: dict[str, Any]) -> str:
     resize = f"resize {int(height / settings['crop_pct'])} {settings['interpolation']}"
     normalization = describe_normalization(settings["mean"], settings["std"])
     return f"{resize}, {settings['crop_mode']} crop {size}, {normalization}"
-
-
-def _task(timm: Any, model: nn.Module) -> Classification:
-    """Return the task with names and WordNet ids of the model's classes, if timm knows them."""
-    subset = timm.data.infer_imagenet_subset(model)
-    if not subset:
-        return Classification()
-    info = timm.data.ImageNetInfo(subset)
-    descriptions = tuple(info.index_to_description(i) for i in range(info.num_classes()))
-    return Classification(descriptions, tuple(info.label_names()))

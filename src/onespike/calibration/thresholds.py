@@ -74,9 +74,8 @@ class Thresholds(Mapping[Site, SiteThreshold]):
     entries: dict[Site, SiteThreshold]
     # (module, operation) → MACs per input of products that no rule reaches
     uncovered: dict[tuple[str, str], float] = field(default_factory=dict)
-    folds: dict[str, str] = field(
-        default_factory=dict
-    )  # convolution → the BatchNorm that can be folded into it
+    # convolution → the BatchNorm that can be folded into it
+    folds: dict[str, str] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, site: Site | str) -> SiteThreshold:

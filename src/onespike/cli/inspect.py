@@ -76,18 +76,12 @@ def _formats() -> Iterator[tuple[str, str]]:
         yield name, f"{format.about} ({forms} form)"
 
 
-def _profiles() -> Iterator[tuple[str, str]]:
-    from onespike.energy.profiles import names, profile
-
-    return ((name, profile(name).source) for name in names())
-
-
 LISTS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
     "columns": lambda: onespike.energy.columns.meanings().items(),
     "fields": _fields,
     "formats": _formats,
     "models": _models,
-    "profiles": _profiles,
+    "profiles": lambda: ((n, onespike.energy.profile(n).source) for n in onespike.energy.profiles.names()),
     "neurons": lambda: _documented(onespike.NEURONS),
     "passes": lambda: _documented({name: one.run for name, one in onespike.passes.PASSES.items()}),
     "presets": _presets,

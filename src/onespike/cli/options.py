@@ -1,8 +1,9 @@
-"""Every option of the command line, once: its placeholder, its meaning, what is checked before the work starts; and old ones."""
+"""Every option of the command line, once: its words in `words.toml`, what is checked before the work starts; and old ones."""
 
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -19,8 +20,8 @@ from onespike.sources import forms
 if TYPE_CHECKING:
     from onespike.adapters import LoadedModel
 
-DEVICE, RECIPE = "Device", "Recipe"
-"""Panels of the help: where a network runs and in which batches, and how it is converted."""
+RECIPE = "Recipe"
+"""The panel of the help on how a network is converted."""
 
 
 def try_json(path: Path) -> None:
@@ -51,75 +52,18 @@ class Word(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-ARGUMENTS = {
-    "contains": Word("TEXT", "Show only names that contain this."),
-    "model": Word("MODEL", f"{forms()}."),
-    "name": Word("NAME", "A study, `all`, `theorems`, or `list` for their names."),
-    "prompts": Word("TEXT...", "What to continue."),
-    "repository": Word(
-        "OWNER/NAME", "A repository on the Hugging Face Hub; without one, only the card is written."
-    ),
-    "run": Word("RUN", "A folder that `onespike convert` wrote."),
-    "runs": Word("RUN...", "Folders that `onespike convert` wrote."),
-    "task": Word("TASK", "classification or segmentation."),
-    "what": Word("columns|fields|formats|models|neurons|passes|presets|profiles", ""),
-}
-OPTIONS = {
-    "address": Word(
-        "[HOST:]PORT",
-        "Where to listen; port 0 is any free one, and with another HOST other machines can reach the page.",
-    ),
-    "annotations": Word("FILE", "COCO's instances JSON; --data is then its image folder."),
-    "attention": Word("KIND", "sdpa or eager."),
-    "batch_size": Word("N", "Inputs per forward pass.", DEVICE),
-    "budget": Word("RATIO", "The largest energy ratio allowed, of all MACs of the original."),
-    "cache": Word("KIND", "dynamic or static."),
-    "calibrate": Word("DIR", "Unlabeled images, bundled:cifar10-calibration, or a text file."),
-    "compare": Word("", "Also measure the network with 8-bit weights, and W8A8 and W4A4 of the original."),
-    "data": Word("DIR", "Images, one sub-folder per class or see --annotations; bundled:cifar10-test; or a text."),
-    "device": Word("D", "cpu, cuda, cuda:1, mps, …", DEVICE),
-    "device_map": Word(
-        "MAP",
-        "auto, balanced, sequential or a JSON file: accelerate's device maps; blocks or blocks:8GB: one block at a time.",
-        DEVICE,
-    ),
-    "energy": Word("COLUMN", "The energy column: see `onespike list columns`; the run's by default."),
-    "format": Word("NAME", "One of `onespike list formats`."),
-    "fresh": Word("", "Forget the trials of an earlier search with these options."),
-    "golden": Word("N", "How many inputs are stored with all their spikes, in the format integers; 4 by default."),
-    "hardware": Word("", "Instead, the sheet for hardware: bytes, bits and spikes per site, and what else is computed."),
-    "held_out": Word("", "Leave out inputs that calibration or a search has used."),
-    "images": Word("N", "How many inputs calibrate."),
-    "integer": Word("", "Weights as 8-bit integers, multiplied with integer spikes."),
+_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+ARGUMENTS = {name: Word(*entry) for name, entry in _WORDS["arguments"].items()}
+ARGUMENTS["model"] = Word("MODEL", f"{forms()}.")
+OPTIONS = {name: Word(*entry) for name, entry in _WORDS["options"].items()} | {
     "json_file": Word(
         "FILE",
         "Write the figures to this file; the tables, if it ends in .csv or .tex.",
         attempt=try_json,
         names=("--json", "--out"),
     ),
-    "length": Word("N", "Tokens of one window (or of a text, at most), for networks that read text."),
-    "license": Word("NAME", "License of the original network: apache-2.0, mit, … Converted weights keep it."),
-    "limit": Word("N", "Use N inputs, evenly spaced over the sorted list."),
-    "model": Word("MODEL", "The network of a run that holds no code, as python:FILE.py:FACTORY; that file is run."),
-    "objective": Word("NAME", "kl (no labels), or one of the network's task: accuracy and the like, the default."),
     "out": Word("DIR", "The folder to write.", attempt=try_folder),
-    "passes": Word("NAMES", "Instead, each of these passes alone, left out, and all; `run`: those of the run."),
-    "preprocess": Word("WHAT=VALUE", "Not the library's: resize=N, crop=N, mean=R,G,B, std=R,G,B; may be repeated."),
-    "profile": Word("NAME|FILE", "Prices of the ratios: see `onespike list profiles`, or give a JSON file."),
-    "public": Word("", "Make a new repository public."),
-    "recipe": Word("", "Print its recipe alone, as YAML for `onespike convert --recipe`."),
-    "repeat": Word("N", "Calibrate N times on inputs drawn at random, and show the spread of the score."),
-    "resume": Word("", "Continue a search; give the same options again."),
-    "sampler": Word("NAME", "gp, tpe or grid."),
-    "seed": Word("N", "Seed of what is drawn at random; 0 by default."),
-    "sites": Word("", "Also show each site."),
-    "storage": Word("URL", "An optuna storage to share; by default a file in the run."),
-    "stream": Word("", "Show the text while it is written."),
-    "temperature": Word("T", "0 takes the best token; above 0, tokens are sampled."),
-    "trials": Word("N", "How many λ are tried, or random cases of a claim."),
-    "verify": Word("FILE", "Instead, check a file that this command wrote: its bytes, spikes and answers."),
-    "weights": Word("FILE|pretrained|random", "A local checkpoint (.safetensors, .pth, .pt or .bin), the published weights, or none."),
-}  # fmt: skip
+}
 RECIPE_OPTIONS = {
     name: Word(option.metavar, option.help, RECIPE) for name, option in FIELDS.items() if option.usual
 } | {
@@ -127,41 +71,9 @@ RECIPE_OPTIONS = {
     "file": Word("FILE", "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.", RECIPE, names=("--recipe",)),
 }  # fmt: skip
 
-EARLIER_COMMANDS = {
-    "ablate": "onespike doctor RUN --data DIR --passes NAMES",
-    "benchmark": "onespike evaluate RUN --data DIR --format all",
-    "compare": "onespike report RUN RUN",
-    "verify": "onespike reproduce theorems, and the first lines of onespike doctor RUN --data DIR",
-}
-EARLIER_OPTIONS = {f"--{name.replace('_', '-')}": f"--set {name}=…" for name in FIELDS} | {
-    "--calibration-images": "--images",
-    "--card-only": "what happens without OWNER/NAME",
-    "--crop": "--preprocess crop=…",
-    "--evaluation": "--json",
-    "--export": "--format",
-    "--factor": "--set factors=…",
-    "--float": "the default",
-    "--forms": "--format",
-    "--host": "--address HOST:PORT",
-    "--mean": "--preprocess mean=…",
-    "--original": "onespike.load(RUN).ann, in Python",
-    "--pareto": "--energy COLUMN, which shows the front",
-    "--per-site": "the pass allocate: onespike convert … --passes allocate --budget RATIO",
-    "--picture": "the examples of onespike report RUN --data DIR, which show both networks' boxes",
-    "--port": "--address PORT",
-    "--pretrained": "--weights pretrained",
-    "--prompt": "an argument: onespike generate RUN TEXT",
-    "--random-weights": "--weights random",
-    "--reference-weights": "what no run does: each holds its weights",
-    "--repeat": "of the paper's tables: onespike reproduce NAME --repeat N",
-    "--resize": "--preprocess resize=…",
-    "--scope": "--set include=backbone",
-    "--std": "--preprocess std=…",
-    "--task": "an argument: onespike demo segmentation",
-    "--tasks": "lm-evaluation-harness itself: see docs/language.md#questions",
-    "--tokens": "--length",
-    "--validate": "--data",
-}
+EARLIER_COMMANDS: dict[str, str] = _WORDS["earlier_commands"]
+EARLIER_OPTIONS = {f"--{name.replace('_', '-')}": f"--set {name}=…" for name in FIELDS}
+EARLIER_OPTIONS |= _WORDS["earlier_options"]
 """Commands and options of earlier versions, and how they are spelled now: whoever types an old one is told."""
 
 

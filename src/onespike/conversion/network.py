@@ -71,7 +71,9 @@ def _neuron(threshold: SiteThreshold, recipe: Recipe, scale: Scale) -> Neuron:
         raise UsageError(
             f"convert: {threshold.site} has a center, and neuron '{recipe.neuron}' codes none. Use neuron='sfn'."
         )
-    sides = recipe.fixed_threshold(threshold.site) or (threshold.positive, threshold.negative)
+    calibrated = (threshold.positive, threshold.negative)
+    fixed = (sides for glob, *sides in recipe.fixed if fnmatchcase(str(threshold.site), glob))
+    sides = next(([torch.tensor(float(side)) for side in given] for given in fixed), calibrated)
     shared = scale if kind.scaled and threshold.role != "softmax" else None
     lambda_, thresholds = 1.0 if shared is None else float(shared.value), []
     for side in sides:

@@ -24,10 +24,6 @@ INPUTS = 2
 """The number of inputs to run: dead work does not depend on them."""
 
 
-def _smooth(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return 0.5 * (x + F.softplus(x))  # nowhere flat, and not larger than its input
-
-
 def _average(
     x: Tensor, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
     return_indices: bool = False,
@@ -35,15 +31,15 @@ def _average(
     return getattr(F, f"avg_pool{x.dim() - 2}d")(x, kernel, stride or kernel, padding, ceil_mode)
 
 
-def _mean(x: Tensor, size: Any, **options: Any) -> Any:
-    return getattr(F, f"adaptive_avg_pool{x.dim() - 2}d")(x, size)
-
-
 FLAT = "relu relu6 leaky_relu elu selu celu gelu silu mish hardtanh hardswish hardsigmoid sigmoid tanh"
 OPEN: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys(spelled(FLAT), _smooth),
+    # nowhere flat, and not larger than its input
+    **dict.fromkeys(spelled(FLAT), lambda x, *_, **__: 0.5 * (x + F.softplus(x))),
     **dict.fromkeys((F.max_pool1d, F.max_pool2d, F.max_pool3d), _average),
-    **dict.fromkeys((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d), _mean),
+    **dict.fromkeys(
+        (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
+        lambda x, size, **_: getattr(F, f"adaptive_avg_pool{x.dim() - 2}d")(x, size),
+    ),
 }
 """Functions that block some values, and their stand-ins: a path that is blocked now is not dead."""
 

@@ -73,9 +73,9 @@ _current: ContextVar[str] = ContextVar("_current", default=DEFAULT)
 
 
 @contextmanager
-def priced(name: str | None) -> Iterator[None]:
-    """Make another profile the default within this context, for every ratio; None leaves it."""
-    before = _current.set(_current.get() if name is None else name)
+def priced(name: str) -> Iterator[None]:
+    """Make another profile the default within this context, for every ratio."""
+    before = _current.set(name)
     try:
         profile()
         yield

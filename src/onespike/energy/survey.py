@@ -79,11 +79,16 @@ class SiteSurvey:
     def noise(self) -> float:
         return self.fine + self.tail + self.clipping
 
+    @property
+    def snr_db(self) -> float:
+        """The ratio 10·log10(signal / noise); 99 where nothing is lost."""
+        return decibels(self.signal, self.noise)
+
     def to_dict(self) -> dict[str, Any]:
         power = self.channels[0]
         return {
             "role": self.role,
-            "snr_db": decibels(self.signal, self.noise),
+            "snr_db": self.snr_db,
             **{k: getattr(self, k) / (self.noise or 1.0) for k in ("fine", "tail", "clipping")},
             "above": self.above / max(self.elements, 1),
             "largest": self.largest,

@@ -31,9 +31,8 @@ class Evaluation:
     scale: float | None  # λ; None for neurons without one
     seconds: dict[str, float]  # of each network's forwards, without counting spikes
     steps: int = 1
-    dead_share: float | None = (
-        None  # of the original's MACs, whose result cannot reach its output; None if unknown
-    )
+    # of the original's MACs, whose result cannot reach its output; None if unknown
+    dead_share: float | None = None
     prices: Profile = field(default_factory=profile)
 
     def to_dict(self) -> dict[str, Any]:

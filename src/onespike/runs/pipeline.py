@@ -1,7 +1,6 @@
 """The one pipeline: a network and unlabeled inputs → calibration, passes, a spiking copy, and its figures."""
 
 import dataclasses
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,7 +13,7 @@ from onespike.calibration.inputs import Inputs, Parts, batch_count, batches_of
 from onespike.calibration.stream import calibrate
 from onespike.conversion.network import Network, conversion_of
 from onespike.energy.ledger import Ledger
-from onespike.errors import LoadError, OnespikeError, OnespikeWarning, UsageError, first_line, out_of_memory
+from onespike.errors import LoadError, OnespikeError, UsageError, first_line, out_of_memory
 from onespike.evaluation.side_by_side import Evaluation, evaluate
 from onespike.passes import check_recipe, improve
 from onespike.passes.budget import by_labels, spent_by
@@ -31,9 +30,6 @@ from onespike.runtime.progress import note, progress
 from onespike.runtime.provenance import versions
 from onespike.tasks import Inferred, Items, Meaning, Metric
 from onespike.tasks.inputs import check_batch_size
-
-DEPTHWISE = 0.2
-"""Share of depthwise convolutions above which the user is told that a network needs passes."""
 
 
 def spike(
@@ -112,16 +108,6 @@ def convert_network(
     ann, inputs = place_(loaded.model, device, device_map), Inputs(items, loaded)
     check_recipe(recipe, ann)
     check_forward(ann, inputs)
-    convolutions = [module for module in ann.modules() if isinstance(module, nn.Conv2d)]
-    depthwise = sum(conv.groups == conv.in_channels > 1 for conv in convolutions)
-    if not recipe.passes and depthwise > DEPTHWISE * len(convolutions):
-        share = 100 * depthwise / len(convolutions)
-        warnings.warn(
-            f"{loaded.spec}: {share:.0f} % of its convolutions are depthwise, and with one step for all channels and no "
-            "passes such networks lose most of their accuracy. Take preset='fast'.",
-            OnespikeWarning,
-            stacklevel=2,
-        )
     labeled = None if validation is None else loaded.batches(loaded.task.named(validation), batch_size)
     snn = spike(
         ann,

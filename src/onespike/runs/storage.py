@@ -153,12 +153,15 @@ def save(
             _write_for_transformers(partial, model, configuration)
         elif "timm" in sys.modules and "architecture" in getattr(model, "pretrained_cfg", {}):
             _write_for_timm(partial, model)
-        files = digests(partial)
+        files, facts = digests(partial), [field.name for field in dataclasses.fields(Facts)]
         record = {
             "version": VERSION,
             "network": {**network, "weights_file": WEIGHTS},
             "recipe": recipe.to_dict(),
-            "sites": {str(site): _facts(t) for site, t in thresholds.items()},
+            "sites": {
+                str(site): {name: fact for name in facts if (fact := getattr(t, name)) is not None}
+                for site, t in thresholds.items()
+            },
             "uncovered": [[*key, macs] for key, macs in thresholds.uncovered.items()],
             "folds": thresholds.folds,
             "provenance": thresholds.provenance,
@@ -245,12 +248,6 @@ def _read_record(folder: Path) -> dict[str, Any]:
             "command line give the file that does: --model python:FILE.py:FACTORY."
         )
     return record
-
-
-def _facts(threshold: SiteThreshold) -> dict[str, Any]:
-    """Return the facts but a rounding equal to the recipe's."""
-    facts = {field.name: getattr(threshold, field.name) for field in dataclasses.fields(Facts)}
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Thresholds:
