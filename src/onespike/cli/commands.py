@@ -22,6 +22,7 @@ from onespike import __version__
 from onespike.cli import WARNING, interruptible, loading, output, refuse, say
 from onespike.cli.options import (
     EARLIER_COMMANDS,
+    EXAMPLES,
     OPTIONS,
     RECIPE_OPTIONS,
     Word,
@@ -213,25 +214,24 @@ Next = tuple[object, ...]
 
 
 def command(
-    *examples: str,
+    *,
     name: str | None = None,
     shared: bool = False,
     interrupted: str = NOTHING_WRITTEN,
     needs: str = "onespike.runs",
     **differences: Word,
 ) -> Callable[[Callable[..., Next]], Callable[..., Next]]:
-    """Register a command whose help ends with these examples, which are not wrapped.
+    """Register a command whose help ends with its `EXAMPLES`, which are not wrapped.
 
     Its positional parameters are arguments, its keyword-only ones options as `OPTIONS` describes them, or as
     `differences` does. It returns the next command, which is printed last, on standard error. All launched processes
     run a `shared` command, each its part; only the first runs any other. A command's imports happen when it runs, since
     a help page needs neither torch nor anything built on it: first `needs`, the rest in the command itself.
     """
-    title = "Example:" if len(examples) == 1 else "Examples:"
-    lines = [title, *(f"  {line}" for example in examples for line in example.splitlines())]
 
     def register(function: Callable[..., Next]) -> Callable[..., Next]:
         word = name or function.__name__
+        lines = [f"  {line}" for line in EXAMPLES[word].splitlines()]
         INTERRUPTED[word] = interrupted
         signature = inspect.signature(function, eval_str=True)
         declared = dict(signature.parameters)
@@ -281,7 +281,7 @@ def command(
         run.__doc__ = function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(word, cls=Page, epilog="\b\n" + "\n".join(lines))(run)
+        app.command(word, cls=Page, epilog="\n".join(["\b", "Examples:", *lines]))(run)
         return function
 
     return register

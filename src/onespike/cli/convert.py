@@ -46,10 +46,6 @@ class _Plan:
 
 
 @command(
-    "onespike convert bundled:cifar10-vit \\\n    --calibrate bundled:cifar10-calibration --out run",
-    "onespike convert timm:vit_base_patch16_224 --weights pretrained \\\n    --calibrate imagenet/train --limit 512 --max-drop 1% --out run",
-    "onespike convert bundled:cifar10-vit --preset sformer --set percentile=2 \\\n    --calibrate bundled:cifar10-calibration --out run",
-    "onespike convert transformers:SmolLM2-135M --weights pretrained \\\n    --calibrate text.txt --length 512 --limit 32 --out run",
     shared=True,
     out=NEW_RUN,
     data=Word("DIR", "Labeled images that judge --max-drop by accuracy.", RECIPE),
@@ -144,7 +140,7 @@ def _preprocessed(loaded: LoadedModel, preprocess: list[str]) -> LoadedModel:
     return loaded
 
 
-@command("onespike demo --out my-demo", "onespike demo segmentation")
+@command()
 def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> Next:
     """Convert a bundled network and measure it.
 
@@ -169,9 +165,6 @@ def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> 
 
 
 @command(
-    "onespike run bundled:cifar10-vit --data bundled:cifar10-test \\\n    --calibrate bundled:cifar10-calibration --out run",
-    "onespike run timm:vit_base_patch16_224 --weights pretrained \\\n    --data imagenet/val --max-drop 1% --format onnx",
-    "onespike run transformers:SmolLM2-135M --weights pretrained \\\n    --data text.txt --length 512",
     interrupted="what is finished is kept. Run the same command again to go on.",
     calibrate=Word("DIR", "What to calibrate on, without labels; else a part of --data."),
     out=Word("RUN", "The run directory to write; by default the network's name."),

@@ -10,7 +10,7 @@ from typing import Any
 import onespike
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Word, try_json, unused
+from onespike.cli.options import OPTIONS, Word, unused
 from onespike.errors import LoadError, UsageError, unknown
 from onespike.presets import PRESETS
 from onespike.recipe import FIELDS, Recipe, words_of
@@ -18,7 +18,7 @@ from onespike.runtime.atomic import try_new_folder
 from onespike.sources import SOURCES
 
 
-@command("onespike list presets", "onespike list models vit_tiny", name="list", needs="onespike.recipe")
+@command(name="list", needs="onespike.recipe")
 def list_names(what: str, contains: str = "") -> Next:
     """List presets, models, passes and other names."""
     if what not in LISTS:
@@ -88,14 +88,10 @@ LISTS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
 }
 
 
-@command(
-    "onespike inspect run",
-    "onespike inspect run --recipe > recipe.yaml",
-    "onespike inspect run --hardware --json sheet.json",
-    json_file=Word(
-        "FILE", "Write its recipe to this file, as JSON for the same; with --hardware, the sheet.", None, try_json, ("--json",)
-    ),
-)  # fmt: skip
+RECORD = "Write its recipe to this file, as JSON for the same; with --hardware, the sheet."
+
+
+@command(json_file=OPTIONS["json_file"]._replace(help=RECORD, names=("--json",)))
 def inspect(
     run: Path, *, recipe: bool = False, hardware: bool = False, json_file: Path | None = None
 ) -> Next:
@@ -137,11 +133,6 @@ def inspect(
 
 
 @command(
-    "onespike export run --format onnx --out network.onnx --data imagenet/val",
-    "onespike export run --format onnx --integer --out network-int8.onnx",
-    "onespike export run --format integers --golden 16 --out network",
-    "onespike export run --verify network.onnx --data imagenet/val",
-    "onespike export --verify network",
     out=Word("FILE", "The new file (or folder).", None, try_new_folder),
     data=Word("DIR", "Inputs to compare on; the run's calibration inputs if not given."),
     limit=Word("N", "How many of them."),

@@ -23,10 +23,6 @@ PARTICIPATION = 8
 
 
 @command(
-    "onespike evaluate run --data imagenet/val --limit 1000 --json result.json",
-    "onespike evaluate run --data coco/val2017 \\\n    --annotations coco/annotations/instances_val2017.json",
-    "onespike evaluate run --data text.txt --limit 32 --batch-size 4",
-    "onespike evaluate run --data imagenet/val --format eager,onnx-integer",
     shared=True,
     format=Word(
         "A,B", "Instead, forms by score, time and size: all, original, eager, compiled, integer, onnx, …"
@@ -105,8 +101,6 @@ def evaluate(
 
 
 @command(
-    'onespike generate run "Once upon a time" --stream',
-    'onespike generate run "The cat" "One day" --json text.json',
     length=Word("N", "The largest number of tokens to write."),
 )
 def generate(
@@ -169,10 +163,6 @@ def generate(
 
 
 @command(
-    "onespike search run --data imagenet/train --trials 50",
-    "onespike search run --data photos --objective kl --trials 12 --budget 0.17",
-    "onespike search run --data imagenet/train --resume",
-    "onespike search run --data coco/train2017 \\\n    --annotations coco/annotations/instances_train2017.json",
     interrupted="finished trials are kept. Go on with the same command and --resume.",
     data=Word("DIR", "Images to search on; calibration images are skipped."),
     energy=Word("COLUMN", "Also measure this energy and show its front: see `onespike list columns`."),
@@ -226,8 +216,6 @@ def search_and_show(
 
 
 @command(
-    "onespike doctor run --data imagenet/val --limit 500",
-    "onespike doctor run --data photos --limit 200 \\\n    --passes nearest,center,allocate --budget 0.25",
     interrupted="finished rows of --passes are kept. Run the same command again.",
     images=Word("N", "How many of them to measure in many variants."),
 )

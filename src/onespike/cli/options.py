@@ -55,15 +55,9 @@ class Word(NamedTuple):
 _WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 ARGUMENTS = {name: Word(*entry) for name, entry in _WORDS["arguments"].items()}
 ARGUMENTS["model"] = Word("MODEL", f"{forms()}.")
-OPTIONS = {name: Word(*entry) for name, entry in _WORDS["options"].items()} | {
-    "json_file": Word(
-        "FILE",
-        "Write the figures to this file; the tables, if it ends in .csv or .tex.",
-        attempt=try_json,
-        names=("--json", "--out"),
-    ),
-    "out": Word("DIR", "The folder to write.", attempt=try_folder),
-}
+OPTIONS = {name: Word(*entry) for name, entry in _WORDS["options"].items()}
+OPTIONS["json_file"] = OPTIONS["json_file"]._replace(attempt=try_json, names=("--json", "--out"))
+OPTIONS["out"] = OPTIONS["out"]._replace(attempt=try_folder)
 RECIPE_OPTIONS = {
     name: Word(option.metavar, option.help, RECIPE) for name, option in FIELDS.items() if option.usual
 } | {
@@ -71,6 +65,8 @@ RECIPE_OPTIONS = {
     "file": Word("FILE", "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.", RECIPE, names=("--recipe",)),
 }  # fmt: skip
 
+EXAMPLES: dict[str, str] = _WORDS["examples"]
+"""Command → what its help ends with."""
 EARLIER_COMMANDS: dict[str, str] = _WORDS["earlier_commands"]
 EARLIER_OPTIONS = {f"--{name.replace('_', '-')}": f"--set {name}=…" for name in FIELDS}
 EARLIER_OPTIONS |= _WORDS["earlier_options"]

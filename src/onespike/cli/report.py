@@ -24,8 +24,6 @@ AGAIN = "Make the reports again: onespike report RUN --data DIR"
 
 
 @command(
-    "onespike report run --data imagenet/val --limit 500",
-    "onespike report run-a run-b --data imagenet/val --out compared",
     out=Word("DIR", "By default RUN/report, or onespike-compare for several.", attempt=try_folder),
 )
 def report(
@@ -125,9 +123,7 @@ def reported(run: Path) -> dict[str, Any]:
     return record
 
 
-@command(
-    "onespike serve run", "onespike serve run --address 8080 --device cuda", interrupted="the page is closed."
-)
+@command(interrupted="the page is closed.")
 def serve(
     run: Path, *, address: str = "127.0.0.1:8765", profile: str | None = None, device: str = "cpu"
 ) -> Next:
@@ -161,8 +157,6 @@ def serve(
 
 
 @command(
-    "onespike push run OWNER/NAME --license apache-2.0",
-    "onespike push run --license mit",
     interrupted="the card may have been written. Run the same command again.",
 )
 def push(run: Path, repository: str | None = None, *, license: str = "", public: bool = False) -> Next:

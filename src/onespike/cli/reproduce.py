@@ -17,11 +17,6 @@ IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
 
 
 @command(
-    "onespike reproduce list",
-    "onespike reproduce table-ablation",
-    "onespike reproduce table-detection",
-    "onespike reproduce theorems --trials 1000",
-    "onespike reproduce table-energy --model timm:vit_base_patch16_224 \\\n    --weights vit.safetensors --data imagenet/val",
     interrupted="finished rows are kept. Run the same command again to go on.",
     model=Word("MODEL", "As in `onespike convert`; a bundled one by default."),
     data=Word("DIR", "Labeled images; the bundled ones by default."),
