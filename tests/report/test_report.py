@@ -8,7 +8,6 @@ import re
 import pytest
 from report_record import HOSTILE, make_record
 
-from onespike.energy.columns import FOR_WHOM
 from onespike.reports import pages, plots
 from onespike.reports.pages import html, markdown
 from onespike.reports.record import block_of
@@ -101,8 +100,9 @@ def test_what_a_ratio_leaves_out_and_for_whom_it_pays_stand_beside_it(record, pa
     evaluation = record["evaluation"]
     analog = f"{100 * evaluation['analog_share']:.1f}"
     dead = f"{100 * evaluation['dead_share']:.1f} % cannot reach the output"
+    for_whom = (pages.TEMPLATES / "for_whom.txt").read_text(encoding="utf-8").strip()
     for document in (page, markdown([record])):
-        for words in ("prices of horowitz-45nm", f"{analog} % of the MACs stay analog", dead, FOR_WHOM):
+        for words in ("prices of horowitz-45nm", f"{analog} % of the MACs stay analog", dead, for_whom):
             assert words in document
     for document in (html([record, record]), markdown([record, record])):
         assert all(w in document for w in ("prices of horowitz-45nm", "MACs that do not spike, %", analog))

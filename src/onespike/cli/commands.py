@@ -21,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from onespike import __version__
 from onespike.cli import WARNING, interruptible, loading, output, refuse, say
 from onespike.cli.options import (
+    DIFFERENCES,
     EARLIER_COMMANDS,
     EXAMPLES,
     OPTIONS,
@@ -224,7 +225,7 @@ def command(
     """Register a command whose help ends with its `EXAMPLES`, which are not wrapped.
 
     Its positional parameters are arguments, its keyword-only ones options as `OPTIONS` describes them, or as
-    `differences` does. It returns the next command, which is printed last, on standard error. All launched processes
+    `DIFFERENCES` and `differences` do. It returns the next command, which is printed last, on standard error. All launched processes
     run a `shared` command, each its part; only the first runs any other. A command's imports happen when it runs, since
     a help page needs neither torch nor anything built on it: first `needs`, the rest in the command itself.
     """
@@ -277,7 +278,7 @@ def command(
             again = ("--model", model) if code and words[0] in TAKE_RUNS else ()
             say(shlex.join(map(str, ("onespike", *words, *again))), start="next")
 
-        parameters = list(typed(declared, differences))
+        parameters = list(typed(declared, DIFFERENCES.get(word, {}) | differences))
         run.__doc__ = function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}

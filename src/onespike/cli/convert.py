@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onespike.cli import WARNING, output, say
 from onespike.cli.commands import Next, command, processes_of
 from onespike.cli.measure import search_and_show
-from onespike.cli.options import NEW_RUN, RECIPE, Word, held_out, load_network, unused
+from onespike.cli.options import Word, held_out, load_network, unused
 from onespike.cli.report import FOLDER, report_pair
 from onespike.errors import UsageError, unknown
 from onespike.recipe import Recipe, preset
@@ -46,9 +46,7 @@ class _Plan:
 
 
 @command(
-    shared=True,
-    out=NEW_RUN,
-    data=Word("DIR", "Labeled images that judge --max-drop by accuracy.", RECIPE),
+    shared=True, out=Word("RUN", "The run directory to write; it must not exist.", attempt=try_new_folder)
 )
 def convert(
     model: str,
@@ -164,13 +162,7 @@ def demo(task: str = "classification", *, out: Path = Path("onespike-demo")) -> 
     return "convert", spec, "--calibrate", calibration.source, "--out", unused(out / "run")
 
 
-@command(
-    interrupted="what is finished is kept. Run the same command again to go on.",
-    calibrate=Word("DIR", "What to calibrate on, without labels; else a part of --data."),
-    out=Word("RUN", "The run directory to write; by default the network's name."),
-    images=Word("N", "How many inputs to calibrate on: 256, or 32 windows of a text."),
-    format=Word("NAME", "Also export it in a format of `onespike list formats`; may be repeated."),
-)
+@command(interrupted="what is finished is kept. Run the same command again to go on.")
 def run(
     model: str,
     *,

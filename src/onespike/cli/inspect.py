@@ -132,11 +132,7 @@ def inspect(
     return "report", run
 
 
-@command(
-    out=Word("FILE", "The new file (or folder).", None, try_new_folder),
-    data=Word("DIR", "Inputs to compare on; the run's calibration inputs if not given."),
-    limit=Word("N", "How many of them."),
-)
+@command(out=Word("FILE", "The new file (or folder).", None, try_new_folder))
 def export(
     run: Path | None = None,
     *,

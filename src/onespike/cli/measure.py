@@ -11,7 +11,7 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command, processes_of
-from onespike.cli.options import Word, held_out, words
+from onespike.cli.options import held_out, words
 from onespike.errors import UsageError, unknown
 from onespike.recipe import names
 
@@ -22,12 +22,7 @@ PARTICIPATION = 8
 """How many inputs show whether every neuron takes part."""
 
 
-@command(
-    shared=True,
-    format=Word(
-        "A,B", "Instead, forms by score, time and size: all, original, eager, compiled, integer, onnx, …"
-    ),
-)
+@command(shared=True)
 def evaluate(
     run: Path,
     *,
@@ -100,9 +95,7 @@ def evaluate(
     return "report", run, *words(data=data, annotations=annotations, limit=limit)
 
 
-@command(
-    length=Word("N", "The largest number of tokens to write."),
-)
+@command()
 def generate(
     run: Path,
     prompts: list[str],
@@ -162,11 +155,7 @@ def generate(
     return "serve", run
 
 
-@command(
-    interrupted="finished trials are kept. Go on with the same command and --resume.",
-    data=Word("DIR", "Images to search on; calibration images are skipped."),
-    energy=Word("COLUMN", "Also measure this energy and show its front: see `onespike list columns`."),
-)
+@command(interrupted="finished trials are kept. Go on with the same command and --resume.")
 def search(
     run: Path,
     *,
@@ -215,10 +204,7 @@ def search_and_show(
     return pair
 
 
-@command(
-    interrupted="finished rows of --passes are kept. Run the same command again.",
-    images=Word("N", "How many of them to measure in many variants."),
-)
+@command(interrupted="finished rows of --passes are kept. Run the same command again.")
 def doctor(
     run: Path,
     *,

@@ -13,7 +13,7 @@ import typer
 from onespike.errors import LoadError, UsageError
 from onespike.presets import DEFAULT
 from onespike.recipe import FIELDS, Recipe, parse_field, preset
-from onespike.runtime.atomic import refuse_existing, try_file, try_folder, try_new_folder
+from onespike.runtime.atomic import refuse_existing, try_file, try_folder
 from onespike.runtime.validated import SEAL, parse
 from onespike.sources import forms
 
@@ -65,6 +65,11 @@ RECIPE_OPTIONS = {
     "file": Word("FILE", "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.", RECIPE, names=("--recipe",)),
 }  # fmt: skip
 
+DIFFERENCES = {
+    command: {name: Word(*entry) for name, entry in entries.items()}
+    for command, entries in _WORDS["differences"].items()
+}
+"""Command → its options that mean something else there."""
 EXAMPLES: dict[str, str] = _WORDS["examples"]
 """Command → what its help ends with."""
 EARLIER_COMMANDS: dict[str, str] = _WORDS["earlier_commands"]
@@ -173,6 +178,3 @@ def unused(path: Path) -> Path:
         number += 1
         tried = path.with_name(f"{path.name}-{number}")
     return tried
-
-
-NEW_RUN = Word("RUN", "The run directory to write; it must not exist.", attempt=try_new_folder)

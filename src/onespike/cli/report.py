@@ -23,9 +23,7 @@ FOLDER, RECORD = "report", "report.json"
 AGAIN = "Make the reports again: onespike report RUN --data DIR"
 
 
-@command(
-    out=Word("DIR", "By default RUN/report, or onespike-compare for several.", attempt=try_folder),
-)
+@command(out=Word("DIR", "By default RUN/report, or onespike-compare for several.", attempt=try_folder))
 def report(
     runs: list[Path],
     *,
@@ -156,9 +154,7 @@ def serve(
     return "report", run
 
 
-@command(
-    interrupted="the card may have been written. Run the same command again.",
-)
+@command(interrupted="the card may have been written. Run the same command again.")
 def push(run: Path, repository: str | None = None, *, license: str = "", public: bool = False) -> Next:
     """Write a model card into a run and upload it to the Hub.
 

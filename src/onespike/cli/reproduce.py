@@ -8,7 +8,7 @@ import typer
 
 from onespike.cli import output
 from onespike.cli.commands import Next, command
-from onespike.cli.options import Word, load_network
+from onespike.cli.options import load_network
 from onespike.errors import UsageError, unknown
 from onespike.runtime.atomic import try_folder
 
@@ -16,14 +16,7 @@ IMAGES = {"cifar10-vit": 500, "cifar10-resnet18": 200}
 """The default number of test images for the bundled networks, so that every study ends within minutes."""
 
 
-@command(
-    interrupted="finished rows are kept. Run the same command again to go on.",
-    model=Word("MODEL", "As in `onespike convert`; a bundled one by default."),
-    data=Word("DIR", "Labeled images; the bundled ones by default."),
-    calibrate=Word("DIR", "Images for calibration and searches; by default taken out of --data."),
-    images=Word("N", "Images for calibration; a search takes as many."),
-    out=Word("DIR", "Folder for results and finished rows."),
-)
+@command(interrupted="finished rows are kept. Run the same command again to go on.")
 def reproduce(
     name: str,
     *,

@@ -24,14 +24,6 @@ DEFINITION = "ratio = energy of the column / energy of the original network, all
 OF_ALL_MACS = "of all MACs of the original"
 """The one denominator: of budgets, tables, presets and pages."""
 
-FOR_WHOM = (
-    "A spiking network pays on hardware that adds 8-bit weights where a spike arrives and does nothing where none does: "
-    "compare its integer columns with w8a8. On a processor with multipliers for small integers plain int8 is better: it "
-    "is cheaper than every float column, and nearly exact. On the event-driven chips whose figures are published a "
-    "synaptic operation costs as much as nine to twenty 8-bit multiply-adds on a graphics processor, so there a spiking "
-    "network pays by latency and idle power."
-)
-
 
 def naf_weight(counts: Tensor) -> Tensor:
     """Return how many nonzero digits each magnitude n has in non-adjacent form, the fewest: where n and 3n differ.

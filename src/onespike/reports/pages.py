@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup, escape
 from torch import nn
 
-from onespike.energy.columns import DEFINITION, FOR_WHOM, PAPER, beside, meanings, of_what_spikes
+from onespike.energy.columns import DEFINITION, PAPER, beside, meanings, of_what_spikes
 from onespike.reports import plots
 from onespike.reports.record import VERSION, gather
 from onespike.reports.tables import dearer, fairness, figure
@@ -228,6 +228,5 @@ ENVIRONMENT = Environment(
     trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
 FUNCTIONS = (beside, blocks, dearer, fairness, meanings, of_what_spikes, parted)
-ENVIRONMENT.globals |= {"for_whom": FOR_WHOM, "definition": DEFINITION}
-ENVIRONMENT.globals |= {function.__name__: function for function in FUNCTIONS}
+ENVIRONMENT.globals |= {function.__name__: function for function in FUNCTIONS} | {"definition": DEFINITION}
 ENVIRONMENT.filters |= FILTERS
