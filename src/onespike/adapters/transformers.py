@@ -124,8 +124,7 @@ class Tokens:
         return list(self.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int], bare: bool = False) -> str:
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=bare)
-        return text
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=bare))
 
 
 class Pooled(nn.Module):
@@ -142,8 +141,7 @@ class Pooled(nn.Module):
         if self.first:
             return states[:, 0]
         real = attention_mask.unsqueeze(-1).to(states.dtype)
-        pooled: Tensor = (states * real).sum(1) / real.sum(1).clamp(min=1)
-        return pooled
+        return (states * real).sum(1) / real.sum(1).clamp(min=1)
 
 
 def text_reader(

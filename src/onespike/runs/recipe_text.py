@@ -18,8 +18,7 @@ REMEDY = "Write it as `onespike inspect RUN --recipe` does."
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
     """Return the contents of a recipe file: the preset, and the fields that differ from it."""
     record = {"version": VERSION, "preset": recipe.preset, **recipe.changes()}
-    plain: dict[str, Any] = json.loads(json.dumps(record))
-    return plain
+    return dict(json.loads(json.dumps(record)))
 
 
 def recipe_text(recipe: Recipe) -> str:
