@@ -64,6 +64,14 @@ class SiteThreshold:
 
 
 @dataclass(frozen=True)
+class Merging:
+    """How many pairs of tokens each block merges, in running order, and the MACs per input that this saves the original."""
+
+    pairs: dict[str, int]
+    saved: float
+
+
+@dataclass(frozen=True)
 class Thresholds(Mapping[Site, SiteThreshold]):
     """The thresholds of all sites in the order of execution, with their provenance; `thresholds["0:linear0_input"]` also works.
 
@@ -77,6 +85,7 @@ class Thresholds(Mapping[Site, SiteThreshold]):
     # convolution → the BatchNorm that can be folded into it
     folds: dict[str, str] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
+    merging: Merging | None = None  # which blocks merge tokens, if any do
 
     def __getitem__(self, site: Site | str) -> SiteThreshold:
         return self.entries[Site.parse(site) if isinstance(site, str) else site]
@@ -94,6 +103,7 @@ class Thresholds(Mapping[Site, SiteThreshold]):
 
     @property
     def macs(self) -> float:
-        """Return all multiply-accumulates per input, including those without a rule."""
+        """Return all multiply-accumulates of the original per input, including those without a rule."""
         products = {site.product: threshold.macs for site, threshold in self.items()}
-        return sum(products.values()) + sum(self.uncovered.values())
+        saved = 0.0 if self.merging is None else self.merging.saved
+        return sum(products.values()) + sum(self.uncovered.values()) + saved

@@ -86,6 +86,9 @@ def measured(record: Mapping[str, Any], steps: int, published: float | None = No
     names = {"ann": "original (ANN)", "snn": f"spiking (SNN, T={steps})"}
     networks = zip(summary.networks, summary.table.texts(), strict=True)
     cells = [(names[key], *texts, f"{record['seconds'][key]:.1f}") for key, texts in networks]
+    if "merged" in record:  # the same figures of another network
+        texts = task_of(record).summary({**record, **record["merged"]}).table.texts()[-1]
+        cells.insert(1, ("merged, in floats", *texts, ""))
     rows(("", *summary.table.headers, "seconds"), cells, left=(0,))
     if summary.published:
         line(summary.published)

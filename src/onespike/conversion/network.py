@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from onespike.calibration.thresholds import EDGES, SiteThreshold, Thresholds, calibrated_by
+from onespike.calibration.thresholds import EDGES, Merging, SiteThreshold, Thresholds, calibrated_by
 from onespike.conversion.attach import attach_, detach_
 from onespike.conversion.firing import Analog, Neurons, is_spiking, named_neurons, owners_of
+from onespike.conversion.merging import attach_merging_, detach_merging_
 from onespike.conversion.weights import fold_, refit_, round_, unfold_, unrounded
 from onespike.errors import ConversionError, UsageError
 from onespike.neurons import NEURONS, EightBit, Neuron, Scale
@@ -211,6 +212,8 @@ def convert_(model: Network, thresholds: Thresholds, recipe: Recipe | None = Non
     if len({device_of(modules[name]) for name in plan}) > 1:
         scale.to("cpu")  # a single number on the CPU meets tensors of any device
     attach_(model, plan, recipe.steps)
+    if thresholds.merging is not None:
+        attach_merging_(model, thresholds.merging.pairs)
     model.extra_repr = partial(_table, model)  # type: ignore[method-assign]
     model.__dict__["_conversion"] = Conversion(thresholds, recipe)
     return model
@@ -250,6 +253,7 @@ def revert_(model: Network) -> Network:
             "revert: this network was made for integer inference, and its weights are rounded. "
             "Revert the converted network that it was made from."
         )
+    detach_merging_(model)
     detach_(model)
     unfold_(model)
     for name in ("extra_repr", "_conversion", "save_pretrained"):  # what came with the neurons
@@ -277,6 +281,12 @@ def conversion_of(model: nn.Module) -> Conversion:
         if scale.value != Scale(conversion.recipe.scale).value:
             return replace(conversion, recipe=conversion.recipe.replace(scale=float(scale.value)))
     return conversion
+
+
+def merging_of(model: nn.Module) -> Merging | None:
+    """Return which blocks of a converted network merge tokens, if any do."""
+    conversion = model.__dict__.get("_conversion")
+    return conversion.thresholds.merging if isinstance(conversion, Conversion) else None
 
 
 def scale_of(model: nn.Module) -> Scale:

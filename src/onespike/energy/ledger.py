@@ -169,6 +169,7 @@ class Ledger:
     values: int = 0  # sums that an integer network brings to fixed point, since more than neurons read them
     # MACs of products that ran outside every rule, by module and operation
     unruled: Counter[tuple[str, str]] = field(default_factory=Counter)
+    merged: float = 0.0  # MACs of the original that are not made, since tokens are merged
     inputs: int = 0
     timesteps: int = 1
     # for searches: one row of elements in so many is counted; no strict column can be estimated so
@@ -196,6 +197,7 @@ class Ledger:
         self.functions.update(other.functions)
         self.folded.update(other.folded)
         self.values += other.values
+        self.merged += other.merged
         self.unruled.update(other.unruled)
         self.inputs += other.inputs
         self.timesteps = max(self.timesteps, other.timesteps)
@@ -212,7 +214,8 @@ class Ledger:
     @property
     def macs(self) -> int:
         """All synaptic multiply-accumulates of the original network."""
-        return sum(row.macs for row in self.products().values()) + sum(self.unruled.values())
+        rows = self.products().values()
+        return sum(row.macs for row in rows) + sum(self.unruled.values()) + round(self.merged)
 
     @property
     def analog_products(self) -> int:

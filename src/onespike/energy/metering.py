@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onespike.conversion.firing import Analog, is_spiking, owners_of
+from onespike.conversion.network import merging_of
 from onespike.energy.analog_functions import AnalogFunctions
 from onespike.energy.columns import READINGS
 from onespike.energy.ledger import Ledger, SiteCount, add_up, sample
@@ -187,11 +188,12 @@ def metered(model: nn.Module, ledger: Ledger | None = None, *, watch: bool | Non
     products outside every rule costs time; by default only networks that have some are watched.
     """
     ledger, thread = ledger if ledger is not None else Ledger(), get_ident()
-    meter, places = Meter(ledger), owners_of(model)
+    meter, places, fewer = Meter(ledger), owners_of(model), merging_of(model)
 
     def count_inputs(model: nn.Module, args: Any, kwargs: Any) -> None:
         if thread == get_ident():
             ledger.inputs += count(args or kwargs)
+            ledger.merged += 0.0 if fewer is None else fewer.saved * count(args or kwargs)
             ledger.padding = mask_of(kwargs)
 
     if watch is None:

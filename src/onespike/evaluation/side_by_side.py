@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from onespike.conversion.network import scale_of, set_scale_, steps_of
+from onespike.conversion.merging import merging
+from onespike.conversion.network import merging_of, scale_of, set_scale_, steps_of
 from onespike.energy.dead_work import dead_work
 from onespike.energy.ledger import Ledger, or_none
 from onespike.energy.metering import metered
@@ -18,6 +20,7 @@ from onespike.evaluation.pairwise import Once, pairwise
 from onespike.runtime.batches import call, count, labeled, readable
 from onespike.runtime.forward import check_module, clock, device_of, in_memory
 from onespike.runtime.processes import ALONE, Processes
+from onespike.sites import Visit, visiting
 from onespike.tasks import Accuracy, Metric
 
 
@@ -34,11 +37,13 @@ class Evaluation:
     # of the original's MACs, whose result cannot reach its output; None if unknown
     dead_share: float | None = None
     prices: Profile = field(default_factory=profile)
+    merged: dict[str, Any] | None = None  # figures of the original network with merged tokens, in floats
 
     def to_dict(self) -> dict[str, Any]:
         ratios = self.ledger.ratios(self.prices)
         return {
             **self.metrics,
+            **({} if self.merged is None else {"merged": self.merged}),
             "energy": {k: or_none(r) for k, r in ratios.items()},
             "energy_parts": {k: self.ledger.parts(k, self.prices) for k in ratios},
             "profile": self.prices.name,
@@ -73,6 +78,7 @@ def evaluate(
         )
     total = Ledger() if ledger is None else ledger
     images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
+    fewer, of_merged = merging_of(snn), deepcopy(score)
     apart = not in_memory(ann)  # then several batches are counted side by side
 
     def original(inputs: Any) -> Any:
@@ -88,24 +94,35 @@ def evaluate(
         seconds["snn"] += taken - (counted.seconds - before)
         return output, counted
 
+    def merged(inputs: Any) -> Any:
+        network: Any = ann.model if isinstance(ann, Once) else ann
+        with merging(network, {} if fewer is None else fewer.pairs), visiting(network, Visit(lambda _, x: x)):
+            return call(network, inputs)
+
+    forwards = [original, spiking, *([] if fewer is None else [merged])]
     checked = (labeled("evaluate", batch) for batch in batches)
-    for inputs, labels, (expected, (actual, counted)) in pairwise((ann, snn), checked, (original, spiking)):
+    for inputs, labels, (expected, (actual, counted), *more) in pairwise((ann, snn), checked, forwards):
         if not images and count(inputs):
             with suppress(UsageError):  # a network for which it is unknown
                 dead = sum(dead_work(ann.model if isinstance(ann, Once) else ann, inputs).values(), 0.0)
         if counted is not total:
             total.merge(counted)
         score.update(expected, actual, labels)
+        for other in more:
+            of_merged.update(expected, other, labels)
         images += count(inputs)
-    (score, total, images, seconds), *others = processes.exchange((score, total, images, seconds))
-    for score_there, counted, count_there, seconds_there in others:
+    mine = score, of_merged, total, images, seconds
+    (score, of_merged, total, images, seconds), *others = processes.exchange(mine)
+    for score_there, merged_there, counted, count_there, seconds_there in others:
         score.merge(score_there)
+        of_merged.merge(merged_there)
         total.merge(counted)
         images += count_there
         seconds = {name: seconds[name] + seconds_there[name] for name in seconds}
     if not images:
         raise DataError("evaluate: there are no inputs. Give at least one batch.")
-    return Evaluation(score.compute(), total, images, scale_if_any(snn), seconds, steps_of(snn), dead)
+    result = Evaluation(score.compute(), total, images, scale_if_any(snn), seconds, steps_of(snn), dead)
+    return result if fewer is None else replace(result, merged=of_merged.compute())
 
 
 def scale_if_any(snn: nn.Module) -> float | None:

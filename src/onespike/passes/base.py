@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from onespike.calibration.inputs import Parts
-from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.calibration.thresholds import Merging, SiteThreshold, Thresholds
 from onespike.conversion.network import analog_reason, convert
 from onespike.errors import UsageError, unknown
 from onespike.recipe import Recipe
@@ -27,10 +27,17 @@ if TYPE_CHECKING:
 class Memory:
     """Measurements that several passes share."""
 
+    merging: Merging | None = None  # the network that they are of
     fisher: dict[Site, Fisher] | None = None
     samples: tuple[dict[Site, list[float] | None], dict[Site, list[Sample]]] | None = None  # gains, values
     curves: tuple[PassState, str, Curves] | None = None  # those of a state and a column
     tried: list[float] = field(default_factory=list)  # the ratios that the last `fit` has measured
+
+    def of(self, thresholds: Thresholds) -> Memory:
+        """Return this memory, emptied if it is of a network that merges other tokens."""
+        if self.merging != thresholds.merging:
+            self.__init__(thresholds.merging)  # type: ignore[misc]
+        return self
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ class PassState:
 
 
 Improve = Callable[[PassState, PassContext], PassState]
-STAGES = ("levels", "constants", "steps", "corrections", "learning", "last")
+STAGES = ("network", "levels", "constants", "steps", "corrections", "learning", "last")
 """What passes decide, in this order; passes of one stage run in the order in which they are registered."""
 
 

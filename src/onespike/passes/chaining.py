@@ -112,7 +112,7 @@ def _tolerated(
     for name in names:
         if stages[name] in ("levels", "constants"):  # no budget changes these
             state = PASSES[name].run(state, context)
-    after = [name for name in names if stages[name] not in ("levels", "constants", "learning")]
+    after = [name for name in names if stages[name] in ("steps", "corrections", "last")]
     chosen, results = least_energy(state, context, partial(_through, names=after), most, judge)
     state, loss = results[chosen]
     if context.budget is None and not loss.within(most):
@@ -132,12 +132,17 @@ def _tolerated(
 def chain(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:
     """Run the passes in order; the last steps meet the budget."""
     names = check_passes(names)
-    return _through(served(state, context, names), context, names)
+    return _through(
+        served(state, context, names), context, [n for n in names if PASSES[n].stage != "network"]
+    )
 
 
 def served(state: PassState, context: PassContext, names: Sequence[str]) -> PassState:
-    """Set aside, with one warning, the sites of which these passes learn nothing; they keep their thresholds."""
+    """Change the network, and set aside, with one warning, the sites of which passes learn nothing; they keep their thresholds."""
     facts: list[Mapping[Site, Any]] = []
+    for name in names:
+        if PASSES[name].stage == "network":
+            state = PASSES[name].run(state, context)
     if any(PASSES[name].fisher for name in names):
         facts.append(fisher(state, context))
     if any(PASSES[name].samples for name in names):

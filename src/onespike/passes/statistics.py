@@ -162,8 +162,9 @@ def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
     Where positions have no meaning, as in a text, they are all taken together. The result is remembered, since it does not
     depend on the thresholds. It leaves out sites without any gradient, and those whose sizes differ from call to call.
     """
-    if context.memory.fisher is not None:
-        return context.memory.fisher
+    memory = context.memory.of(state.thresholds)
+    if memory.fisher is not None:
+        return memory.fisher
     lengths, rows, uneven = token_lengths(context.inputs[0]), dict[Site, Fisher](), set[Site]()
 
     def see(operand: Operand, value: Tensor, padding: Tensor | None) -> Hear:
@@ -186,8 +187,8 @@ def fisher(state: PassState, context: PassContext) -> dict[Site, Fisher]:
         return partial(row.add, axes, value if site.operation == "linear" and value.dim() > 1 else None)
 
     gradients("sensitivity", state, context, FISHER_IMAGES, context.seed, see)
-    context.memory.fisher = {s: row for s, row in rows.items() if s not in uneven and row.information.any()}
-    return context.memory.fisher
+    memory.fisher = {s: row for s, row in rows.items() if s not in uneven and row.information.any()}
+    return memory.fisher
 
 
 @dataclass
@@ -243,8 +244,9 @@ class Sample:
 def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
     """Return values of the original network by site and group of positions with one gain; as in `fisher`, sites are left out."""
     gains = {s: None if t.gain is None else t.gain.flatten().tolist() for s, t in state.spiking.items()}
-    if context.memory.samples is not None and context.memory.samples[0] == gains:
-        return context.memory.samples[1]
+    memory = context.memory.of(state.thresholds)
+    if memory.samples is not None and memory.samples[0] == gains:
+        return memory.samples[1]
     batches = take_first(context.inputs, context.portion(SAMPLED_IMAGES))
     generator = torch.Generator().manual_seed(context.seed + 1)
     groups: dict[Site, list[Sample]] = {}
@@ -266,8 +268,8 @@ def samples(state: PassState, context: PassContext) -> dict[Site, list[Sample]]:
 
     images = observe(unspiked(state, context), progress("sampling", len(batches))(batches), draw)
     joined = {s: [group.join(state.axes[s], images) for group in of_site] for s, of_site in groups.items()}
-    context.memory.samples = gains, {s: of_site for s, of_site in groups.items() if all(joined[s])}
-    return context.memory.samples[1]
+    memory.samples = gains, {s: of_site for s, of_site in groups.items() if all(joined[s])}
+    return memory.samples[1]
 
 
 def held_out(name: str, context: PassContext) -> tuple[range, range]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from onespike.calibration.thresholds import SiteThreshold, Thresholds
+from onespike.calibration.thresholds import Merging, SiteThreshold, Thresholds
 from onespike.errors import LoadError
 from onespike.neurons import NEURONS
 from onespike.presets import DEFAULT
@@ -110,6 +110,7 @@ class RunRecord:
     provenance: Provenance
     data: Data
     files: dict[str, str]
+    merging: Merging | None = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ def save(
             "data": data,
             "files": files,
         }
+        if thresholds.merging is not None:
+            record["merging"] = dataclasses.asdict(thresholds.merging)
         (partial / RECORD).write_text(sealed(record), encoding="utf-8")
         for name in files:  # safetensors makes its files unreadable for others
             shutil.copymode(partial / RECORD, partial / name)
@@ -259,4 +262,5 @@ def _thresholds(record: dict[str, Any], tensors: dict[str, Tensor]) -> Threshold
         site = Site.parse(text)
         entries[site] = SiteThreshold(site=site, **named, **facts)
     uncovered = {(owner, operation): macs for owner, operation, macs in record["uncovered"]}
-    return Thresholds(entries, uncovered, record["folds"], record["provenance"])
+    merging = None if "merging" not in record else Merging(**record["merging"])
+    return Thresholds(entries, uncovered, record["folds"], record["provenance"], merging)

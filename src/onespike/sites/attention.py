@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from threading import local
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onespike.errors import UsageError
 from onespike.sites.rules import matrix_product, synaptic, visited
 from onespike.sites.site import Rows
 
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 
 BLOCK = 2**22
 """The number of attention probabilities that exist at a time, where they need not all exist at once."""
+
+
+class Tokens(local):
+    """The tokens that a thread's forward has merged so far: each key stands for so many, (inputs, keys); None for one each."""
+
+    sizes: Tensor | None = None
+
+
+TOKENS = Tokens()
 
 
 def attention_sites(number: int) -> tuple[str, str, str, str]:
@@ -48,9 +59,12 @@ def _attention(
     query, key = query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-2, -1)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-1], dtype=torch.bool, device=query.device).tril()
+    hiding = attn_mask
+    if TOKENS.sizes is not None:
+        attn_mask = _weighed(TOKENS.sizes, key, attn_mask)
     if not dropout_p and (whole := visit.attend(query, key, value, attn_mask)) is not None:
         return whole
-    visible = _visible(query, key, attn_mask)
+    visible = _visible(query, key, hiding)
     query, key = visited(visit, query, key, visible)
     blocks = list(_blocks(visit, query, key, value))
     if len(blocks) < 2:
@@ -71,6 +85,13 @@ def _attention(
         result[..., rows.start : rows.stop, :] = block
         del weights, lhs, block  # lets the next block take their place
     return result
+
+
+def _weighed(sizes: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """Return what is added to scores so that a key counts as often as the tokens it stands for: log size."""
+    if mask is not None or sizes.shape[-1] != key.shape[-1]:
+        raise UsageError("merge: attention has a mask, or reads other tokens than those of its block.")
+    return sizes.log()[:, None, None]
 
 
 def _visible(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
