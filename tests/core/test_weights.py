@@ -32,14 +32,16 @@ def batches() -> list[Tensor]:
     return list(torch.randn(5, 3, 6, 6, generator=torch.Generator().manual_seed(1)).split(3))
 
 
-def test_a_norm_behind_two_convolutions_is_not_folded():
+def test_a_norm_behind_two_convolutions_is_folded_into_both():
     shared = Layers(
         lambda self, x: (self.norm(self.a(x)) + self.norm(self.b(x)).relu()).mean((-1, -2)),
         a=nn.Conv2d(3, 3, 1), b=nn.Conv2d(3, 3, 1), norm=nn.BatchNorm2d(3),
     )  # fmt: skip
     model = randomize_(shared)
     expected, before = run(model, batches()[0]), snapshot(model)
-    fold_(model, onespike.calibrate(model, batches()).folds)
+    folds = onespike.calibrate(model, batches()).folds
+    assert folds == {"a": "norm", "b": "norm"}
+    fold_(model, folds)
     assert distance(run(model, batches()[0]), expected) < 1e-5
     unfold_(model)
     assert same_state(model, before)
