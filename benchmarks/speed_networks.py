@@ -57,17 +57,18 @@ def converted(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe) -> nn.
 
 def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
     """A network whose neurons have what those of `fast` and `best` have: levels, steps, centers and gains, of any value."""
-    levels = ",".join(map(str, digit_levels(max(DIGITS), LARGEST)))
-    return shaped(model, x, onespike.Recipe(levels=levels, rounding="nearest"))
+    return shaped(model, x, onespike.Recipe(rounding="nearest"), digit_levels(max(DIGITS), LARGEST))
 
 
 def as_bytes(model: nn.Module, x: torch.Tensor) -> nn.Module:
     """A network whose counts are bytes: uniform levels and equal steps of both signs, one for each channel."""
-    return shaped(model, x, onespike.Recipe(levels="bits:6", rounding="nearest"), centers=False)
+    return shaped(model, x, onespike.Recipe(levels="bits:6", rounding="nearest"))
 
 
-def shaped(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe, centers: bool = True) -> nn.Module:
-    """Return a converted network with one step per channel or head, and centers and gains by position."""
+def shaped(
+    model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe, levels: tuple[int, ...] = ()
+) -> nn.Module:
+    """Return a converted network with one step per channel or head; with levels also centers, and gains by position."""
     found = onespike.calibrate(model, [x[:2]], recipe)
 
     def part(t: SiteThreshold, axes: tuple[int, ...], value: float) -> torch.Tensor:
@@ -80,9 +81,11 @@ def shaped(model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe, centers: 
             continue
         step = part(t, along.step, float(t.positive.max()))
         changes: dict[str, Any] = {"positive": step, "negative": step * float(t.negative.max() > 0)}
-        if along.center and centers:
+        if levels:
+            changes["levels"] = levels
+        if along.center and levels:
             changes |= {"center": part(t, along.center, 0.01), "negative": step}
-        if along.position is not None and centers:
+        if along.position is not None and levels:
             gain = torch.ones(t.shape[along.position])
             gain[0] = 0.5
             changes["gain"] = gain.view(-1, *[1] * (-along.position - 1))

@@ -33,11 +33,11 @@ def _spiking_forward(module: Any, before: Callable[..., Any] | None, *args: Any,
     if neurons.lone_product and len(args) == 1 and not kwargs:
         [x], neuron = args, neurons.lone_neuron(neurons.lone_product)
         integers = neurons.products.get(neurons.lone_product)
-        if neuron is not None and integers is not None and not wants_gradient(x):
-            return integers(x, neuron)
-        fits = isinstance(x, Tensor) and x.dim() >= module.weight.dim() > 1
-        if neuron is not None and fits and not neurons.apart:
-            with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
+        with torch._C.DisableTorchFunction():  # an enclosing owner must not visit this product
+            if neuron is not None and integers is not None and not wants_gradient(x):
+                return integers(x, neuron)
+            fits = isinstance(x, Tensor) and x.dim() >= module.weight.dim() > 1
+            if neuron is not None and fits and not neurons.apart:
                 return type(module).forward(module, neuron.forward(x))
     with NeuronSites(neurons):
         if before is None:

@@ -4,6 +4,7 @@ The plain form sums in float64 (in float32 where every sum is below 2²⁴), whe
 order. The kernels give the same bits.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -161,7 +162,7 @@ class IntegerProduct(nn.Module):
         if neuron.code().typical is not None:  # a gain for each row of this input
             rows: Any = neuron.code().settled(x).gain
             code = weights.code._replace(gain=rows.expand(*x.shape[:-1], 1).flatten())
-            weights = weights._replace(code=code)
+            weights = replace(weights, code=code)
         elif gain is not None and gain.numel() not in (1, x.shape[-2] if x.dim() > 1 else 1):
             return None
         value = kernels.multiply(x.reshape(-1, x.shape[-1]), weights)
@@ -174,7 +175,7 @@ class IntegerProduct(nn.Module):
         sides: Any = [0, 0] * len(line) + [side for pair in self.padding for side in pair]
         parts: Any = ((*line, *part) for part in (self.weight.shape[2:], stride, dilation))
         window = kernels.Window((image.shape[2], image.shape[3]), tuple(sides), *parts)
-        weights = weights._replace(bias=None if bias is None else bias.flatten(1).t().contiguous())
+        weights = replace(weights, bias=None if bias is None else bias.flatten(1).t().contiguous())
         value = kernels.multiply(image.permute(0, 2, 3, 1).contiguous(), weights, window)
         if value is None:
             return None

@@ -12,7 +12,6 @@
 #include "tile.h"
 
 #define CACHED 589824   /* bytes of counts of a block of rows */
-#define PAST 4194304    /* bytes of a result that leaves the cache before it is read */
 #define PIECE_OF_ROW 64 /* counts that are looked through for large ones together */
 
 typedef struct {
@@ -190,7 +189,7 @@ INLINE void finish(const int32_t *sums, const float *scale, const float *bias, f
 }
 
 #if defined(X86) && !defined(ONESPIKE_SIMDE)
-/* The same past the cache, for a large result: what follows reads all of it, and the cache would hold the last part only. */
+/* The same past the cache: what follows reads the whole result, of which the cache would hold the last part only. */
 TARGET("avx512f")
 static void finish_past(const int32_t *sums, const float *scale, const float *bias, float gain, float nothing, float *out) {
     const __m512 more = _mm512_set1_ps(gain), none = _mm512_set1_ps(nothing);
@@ -210,7 +209,6 @@ static void block(const Product *p, const Source *source, const int16_t *images,
     const int columns = path->columns, high = path->rows;
     const int64_t stride = 4 * groups, all = (rows + high - 1) / high * high;
     const int32_t base = path->bytes == 2 ? 0 : p->low + (path->is_signed ? 128 : 0);
-    const int past = columns == 32 && source->rows * p->outputs * (int64_t)sizeof *p->out > PAST;
     s->found = 0;
     memset(s->nan, 0, rows);
     memset(s->fired + rows * stride, 0, (all - rows) * stride);
@@ -249,7 +247,7 @@ static void block(const Product *p, const Source *source, const int16_t *images,
                 if (p->bias && p->biases > 1)
                     memcpy(bias, p->bias + row % p->biases * p->outputs + start, here * sizeof *bias);
                 const float nothing = s->nan[r + i] ? NAN : 0.0f;
-                if (past && (uintptr_t)to % 64 == 0) {
+                if (columns == 32 && (uintptr_t)to % 64 == 0) {
                     finish_past(s->sums + i * columns, scale, bias, gain, nothing, to);
                 } else if (columns == 32) {
                     finish(s->sums + i * columns, scale, bias, gain, nothing, to, 32);
@@ -262,22 +260,32 @@ static void block(const Product *p, const Source *source, const int16_t *images,
     }
 }
 
-/* Images fire once, into 16-bit counts with zeros around them. */
-static int fire_images(const Source *s, int64_t images, int16_t *to, int32_t threads) {
-    const int64_t depth = s->inputs, line = s->wide * depth;
-    const int together = !s->each && !s->center; /* a line is one run */
-    const int64_t n = together ? s->width * s->inputs : s->inputs;
-    float *const memory = malloc(threads * n * sizeof *memory);
+/* A row of constants, one for each of n inputs, as often as a line of an image has places. */
+static float *along_line(const float **from, int64_t n, int64_t places, float *to) {
+    if (!*from) return to;
+    for (int64_t i = 0; i < places; i++) memcpy(to + i * n, *from, n * sizeof *to);
+    *from = to;
+    return to + n * places;
+}
+
+/* Images fire once, into 16-bit counts with zeros around them: a line is one run. */
+static int fire_images(const Source *images_of, int64_t images, int16_t *to, int32_t threads) {
+    Source s = *images_of;
+    const int64_t depth = s.inputs, line = s.wide * depth, n = s.width * depth;
+    float *const memory = malloc((threads + 5) * n * sizeof *memory);
     if (!memory) return 1;
+    float *room = along_line(&s.center, depth, s.width, memory + threads * n);
+    if (s.each) {
+        room = along_line(&s.up, depth, s.width, room), room = along_line(&s.down, depth, s.width, room);
+        room = along_line(&s.times_up, depth, s.width, room), along_line(&s.times_down, depth, s.width, room);
+    }
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t y = 0; y < images * s->tall; y++) {
-        const int64_t image = y / s->tall, from = y % s->tall - s->pad_top;
+    for (int64_t y = 0; y < images * s.tall; y++) {
+        const int64_t image = y / s.tall, from = y % s.tall - s.pad_top;
         memset(to + y * line, 0, line * sizeof *to);
-        if (from < 0 || from >= s->height) continue;
-        const float *const x = s->x + (image * s->height + from) * s->width * s->inputs;
-        int16_t *const counts = to + y * line + s->pad_left * depth;
-        for (int64_t i = 0; i < (together ? 1 : s->width); i++)
-            fire_row(x + i * s->inputs, n, *s, 1.0f, memory + THREAD * n, counts + i * depth);
+        if (from < 0 || from >= s.height) continue;
+        const float *const x = s.x + (image * s.height + from) * n;
+        fire_row(x, n, s, 1.0f, memory + THREAD * n, to + y * line + s.pad_left * depth);
     }
     free(memory);
     return 0;

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from onespike.kernels import build
 from onespike.kernels.firing import SMALL, plain_is_needed
-from onespike.kernels.layout import OFF, form_of, limits, pointer
+from onespike.kernels.layout import OFF, Form, form_of, limits, pointer
 from onespike.spikes import SpikeCode, fire_function
 
 COUNT = 2**15 - 1
@@ -67,7 +68,8 @@ class Window(NamedTuple):
         return tuple(chain(*pairs))
 
 
-class Weights(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Weights:
     """8-bit weights in the layout of a path, with the code that fires what they multiply and what follows the sums."""
 
     path: Path
@@ -95,18 +97,35 @@ class Weights(NamedTuple):
         total = weight.sum(1, dtype=torch.int32)
         return Weights(path, code, packed, total, scale, factor, bias, inputs, times, low)
 
+    @cached_property
+    def call(self) -> tuple[_Source, _Product, Form]:
+        """What the C side takes, but for input and output: most of the time in Python is for this."""
+        code, bias, outputs = self.code, self.bias, len(self.scale)
+        up, down = (OFF if side is None else side for side in (code.positive, code.negative))
+        form = form_of(code.function, code.inside)
+        source = _Source(
+            None, *map(pointer, (code.center, code.gain, up, down, *self.times)), ctypes.addressof(form),
+            1 if code.gain is None else code.gain.numel(), 0, 0, *limits(code.positive, code.negative),
+            max(up.dim(), down.dim()), 0,
+        )  # fmt: skip
+        product = _Product(
+            *map(pointer, (self.packed, self.total, self.scale, self.factor, bias)), None,
+            1 if bias is None else bias.numel() // outputs, self.inputs, outputs, self.low, self.path.number,
+        )  # fmt: skip
+        return source, product, form
+
 
 class _Source(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "center", "gain", "up", "down", "times_up", "times_down", "form")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "center", "gain", "up", "down", "times_up", "times_down", "form")
+        ),
         *((name, ctypes.c_int64) for name in ("gains", "rows", "inputs")),
         *((name, ctypes.c_float) for name in ("most_up", "most_down")),
         *((name, ctypes.c_int32) for name in ("each", "quick")),
-        *((name, ctypes.c_int64) for name in (
-            "height", "width", "pad_top", "pad_left", "tall", "wide", "kernel_height", "kernel_width", "step_down",
-            "step_right", "apart_down", "apart_right", "places_down", "places_right",
-        )),
-    )  # fmt: skip
+        ("window", ctypes.c_int64 * 14),  # the numbers of a `Window`; zeros for a linear map
+    )
 
 
 class _Product(ctypes.Structure):
@@ -178,20 +197,13 @@ def _multiply(x: Tensor, weights: Weights, window: Window | None = None) -> Tens
     kernels: Any = build.library()
     if kernels is None:
         return None
-    x, code, bias = x.contiguous(), weights.code, weights.bias
-    rows, outputs = len(x) if window is None else len(x) * math.prod(window.places), len(weights.scale)
+    x, outputs = x.contiguous(), len(weights.scale)
+    rows = len(x) if window is None else len(x) * math.prod(window.places)
     out = x.new_empty(rows, outputs)
-    up, down = (OFF if side is None else side for side in (code.positive, code.negative))
-    form = form_of(code.function, code.inside)
-    source = _Source(
-        *map(pointer, (x, code.center, code.gain, up, down, *weights.times)), ctypes.addressof(form),
-        1 if code.gain is None else code.gain.numel(), rows, x.shape[-1], *limits(code.positive, code.negative),
-        max(up.dim(), down.dim()), 0, *(() if window is None else window.numbers),
-    )  # fmt: skip
-    call = _Product(
-        *map(pointer, (weights.packed, weights.total, weights.scale, weights.factor, bias, out)),
-        1 if bias is None else bias.numel() // outputs, weights.inputs, outputs, weights.low, weights.path.number,
-    )  # fmt: skip
+    source, call = _Source.from_buffer_copy(weights.call[0]), _Product.from_buffer_copy(weights.call[1])
+    source.x, source.rows, source.inputs, call.out = x.data_ptr(), rows, x.shape[-1], out.data_ptr()
+    if window is not None:
+        source.window[:] = window.numbers
     threads = 1 if rows * weights.inputs < SMALL else torch.get_num_threads()
     refused = kernels.onespike_product(ctypes.addressof(call), ctypes.addressof(source), threads)
     return None if refused else out
