@@ -147,7 +147,7 @@ class Backwards(Branched):
 
 PIXELS = "Convert with preset='chip' and io='spiking', or try format='integers'."
 CHIP = "Convert with preset='chip', or try format='integers'."
-REMEDIES = {"pixels": PIXELS, "many levels": CHIP, "gains": CHIP, "twice": "Try format='onnx'."}
+REMEDIES = {"pixels": PIXELS, "many levels": CHIP, "gains": CHIP}
 NAMED = {"input": torch.randn(6, 6)}
 REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
     "attention": (lambda: converted(Attention(), 5, 6), "embed:linear0_input codes an input of 2 dimensions"),
@@ -165,7 +165,6 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
         lambda: converted(Deep(), 6, recipe=Recipe(io="spiking", levels="bits:10")),
         "0:linear0_input has 1023 levels",
     ),
-    "twice": (lambda: converted(Twice(), 6), "0:linear0_input fires more than once in a forward"),
     "gains": (
         lambda: converted(Deep(), 6, recipe=Recipe(io="spiking", passes=("nearest", "tokens"))),
         "0:linear0_input has gains that depend on the input",
@@ -191,6 +190,15 @@ REFUSED: dict[str, tuple[Callable[[], tuple[nn.Module, Any]], str]] = {
         lambda: (onespike.spike(Deep().eval(), [NAMED], SPIKING), NAMED), "this network takes more than one tensor",
     ),
 }  # fmt: skip
+
+
+def test_a_site_that_fires_twice_is_refused(tmp_path: Path) -> None:
+    snn, x = converted(Twice(), 6)
+    with pytest.raises(
+        UsageError, match="0:linear0_input fires more than once in a forward, which nir cannot"
+    ):
+        onespike.export(snn, "nir", tmp_path / "a.nir", x)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", REFUSED)

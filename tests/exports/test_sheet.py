@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import onespike
-from exports.small import installed
+from exports.small import InPlace, installed, small
 from onespike.deploy.exports.base import hardware
 from onespike.deploy.exports.sheet import FIXED, MULTIPLIED, SHIFTED
 from onespike.errors import UsageError
-from onespike.recipe import Recipe
+from onespike.recipe import Recipe, preset
 
 
 def network(**fields: object) -> tuple[nn.Module, list[torch.Tensor]]:
@@ -49,6 +49,17 @@ def test_a_site_by_hand():
     assert totals["events"] == pytest.approx(sum(row.events for row in made.sites))
     assert totals["weight_bytes"] == 6 * 16 + 16 * 12 + 12 * 3 and totals["payload_bits"] == 5
     assert totals["comparison"] == sum(o.number for o in made.operations if o.name == "comparison")
+
+
+def test_a_product_whose_sums_and_values_are_read_is_one():
+    snn, batches = small(InPlace, preset("chip", passes=("nearest",), budget=None))
+    made = hardware(snn, batches)
+    first, *_ = made.sites
+    assert first.site == "first:conv0_input"
+    assert (first.weight_bytes, first.state_bytes % (6 * 6 * 6)) == (6 * 3 * 9, 0)
+    assert first.state_bytes == 6 * 6 * 6 * -(-first.accumulator_bits // 8)
+    weights = sum(w.numel() for name, w in snn.named_parameters() if name.endswith("weight"))
+    assert made.totals["weight_bytes"] == weights
 
 
 def test_many_levels_shift_or_multiply():

@@ -38,7 +38,7 @@ def to_input(image) -> torch.Tensor:
     return pixels.view(8, 8, 3).permute(2, 0, 1).float() / 128 - 1
 
 
-def make_record(run: Path | None = None, **changes) -> dict:
+def make_record(run: Path | None = None, hardware: bool = False, **changes) -> dict:
     torch.manual_seed(0)
     recipe = Recipe(**changes)
     items = runs.choose("bundled:cifar10-test", 12)
@@ -50,4 +50,4 @@ def make_record(run: Path | None = None, **changes) -> dict:
     data = {"source": f"images/{HOSTILE}", "names": list(items.names), "sha256": []}
     pair = runs.NetworkPair(loaded, ann, snn, recipe, thresholds, data)
     unlabeled = Items(HOSTILE, tuple(replace(i, label=None) for i in items), classes)
-    return gather.gather(run or Path(f"run-{HOSTILE}"), pair, unlabeled, batch_size=6)
+    return gather.gather(run or Path(f"run-{HOSTILE}"), pair, unlabeled, batch_size=6, hardware=hardware)

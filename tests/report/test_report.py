@@ -130,6 +130,17 @@ def test_when_where_and_how_stand_on_the_page(record, page):
         assert value in page.replace("&amp;", "&") and value in markdown([record])
 
 
+def test_the_sheet_for_hardware_is_there_where_it_is_asked_for(record):
+    made = make_record(hardware=True, io="int8")
+    sheet = json.loads(json.dumps(made))["hardware"]
+    assert record["hardware"] is None and "What hardware needs" not in html([record]) + markdown([record])
+    stored = f"{sheet['totals']['weight_bytes']}"
+    assert stored == str(sum(row["weight_bytes"] for row in sheet["sites"])) != "0"
+    for document, cell in ((html([made]), f">{stored}<"), (markdown([made]), f"| {stored} |")):
+        assert "What hardware needs" in document and cell in document
+        assert all(operation["name"] in document for operation in sheet["operations"])
+
+
 def test_a_ratio_above_one_is_warned_of(record):
     assert 'id="dearer"' not in html([priced(record)])
     dear = priced(record, counts=1.2, strict=2.0)

@@ -36,6 +36,7 @@ def report(
     batch_size: int = 16,
     device: str = "cpu",
     profile: str | None = None,
+    hardware: bool = False,
 ) -> Next:
     """Write a page about a run, or about several runs.
 
@@ -56,6 +57,8 @@ def report(
         raise unknown("energy column", energy, COLUMNS)
     if energy is not None and not several:
         raise UsageError("--energy draws several runs, and there is one. Leave it out.")
+    if hardware and several:
+        raise UsageError("--hardware is for one run, and there are several. Leave it out.")
     wanted = {"--annotations": annotations, "--held-out": held_out, "--profile": profile}
     for option, value in wanted.items() if data is None else ():
         if value:
@@ -68,7 +71,7 @@ def report(
         pair = load(run, device=device)
         folder = out or run / FOLDER
         try_folder(folder)
-        report_pair(run, pair, None if data is None else items(run, pair), folder, batch_size)
+        report_pair(run, pair, None if data is None else items(run, pair), folder, batch_size, hardware)
         if data is None:
             return "inspect", run
         return "doctor", run, *words(data=data, annotations=annotations, limit=limit)
@@ -95,13 +98,15 @@ def report(
     return "inspect", run
 
 
-def report_pair(run: Path, pair: NetworkPair, items: Items | None, folder: Path, batch_size: int) -> None:
+def report_pair(
+    run: Path, pair: NetworkPair, items: Items | None, folder: Path, batch_size: int, hardware: bool = False
+) -> None:
     """Measure a run, write its pages and print its figures."""
     from onespike.cli import show
     from onespike.reports.pages import write_report
     from onespike.reports.record import gather
 
-    record = gather(run, pair, items, batch_size=batch_size)
+    record = gather(run, pair, items, batch_size=batch_size, hardware=hardware)
     output.line(write_report(folder, [record]))
     if record["evaluation"] is not None:
         output.line()

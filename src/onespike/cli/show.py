@@ -13,7 +13,7 @@ from onespike.cli.report import FOLDER, reported
 from onespike.conversion.firing import is_spiking, named_neurons
 from onespike.conversion.network import table
 from onespike.deploy.exports import Exported
-from onespike.deploy.exports.base import report_of
+from onespike.deploy.exports.base import beside
 from onespike.deploy.exports.sheet import Sheet
 from onespike.diagnosis import Checkup, Finding
 from onespike.energy import columns
@@ -22,7 +22,7 @@ from onespike.evaluation.generation import Spent
 from onespike.evaluation.side_by_side import Evaluation
 from onespike.neurons import Neuron
 from onespike.recipe import Recipe
-from onespike.reports.tables import comparison, dearer, fairness, figure, minus
+from onespike.reports.tables import comparison, dearer, fairness, figure, minus, sheet_tables
 from onespike.runs import NetworkPair
 from onespike.runs.forms import Row
 from onespike.runs.searching import FOLDER as SEARCHES
@@ -279,7 +279,7 @@ def export(done: Exported) -> None:
     for site, (counts, differ, largest) in list(compared.differing.items())[:5]:
         line(f"{indent} {site}: {differ} of {counts}, by at most {largest}")
     if len(compared.differing) > 5:
-        line(f"{indent} and at {len(compared.differing) - 5} more sites: see {report_of(done.file)}")
+        line(f"{indent} and at {len(compared.differing) - 5} more sites: see {beside(done.file, 'verified')}")
     line(
         f"answers        {compared.answers_differ} of {compared.inputs} differ; outputs differ by at most "
         f"{compared.output_difference:.2g} of {compared.output_largest:.3g}",
@@ -311,18 +311,10 @@ def costs_per_token(prefill: Spent, decode: Spent, column: str) -> None:
 
 def hardware(sheet: Sheet) -> None:
     """Print the sheet of a run's integer form."""
-    names = {
-        "decides by": "decides", "payload bits": "payload_bits", "weight bytes": "weight_bytes",
-        "threshold bytes": "threshold_bytes", "state bytes": "state_bytes", "sum bits": "accumulator_bits",
-        "measured": "measured_bits", "spikes per input": "events", "at most": "most_events", "bytes sent": "traffic_bytes",
-    }  # fmt: skip
-    every = [(row.site, vars(row)) for row in sheet.sites] + [("all", sheet.totals)]
-    cells = [(site, *(values.get(name, "") for name in names.values())) for site, values in every]
-    whole = [[f"{cell:.0f}" if isinstance(cell, float) else cell for cell in row] for row in cells]
-    rows(("site", *names), whole, left=(0, 1))
+    sites, operations = sheet_tables(sheet.to_dict())
+    rows(*sites, left=(0, 1))
     line()
-    listed = [(row.layer or "(network)", row.name, row.number, row.width) for row in sheet.operations]
-    rows(("layer", "operation that is no spike", "per input", "width"), listed, left=(0, 1, 3))
+    rows(*operations, left=(0, 1, 3))
     floats = ", ".join(f"{row.layer} ({row.number} multiplications)" for row in sheet.floats)
     line("", f"products in floats: {floats or 'none'}")
 

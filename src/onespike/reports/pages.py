@@ -20,7 +20,7 @@ from torch import nn
 from onespike.energy.columns import DEFINITION, PAPER, beside, meanings, of_what_spikes
 from onespike.reports import plots
 from onespike.reports.record import VERSION, gather
-from onespike.reports.tables import dearer, fairness, figure
+from onespike.reports.tables import dearer, fairness, figure, sheet_tables
 from onespike.runs.pair import in_memory
 from onespike.runtime.atomic import try_folder, write_atomically
 from onespike.runtime.provenance import made, versions
@@ -45,14 +45,16 @@ def report(
     folder: Path | str,
     *,
     task: Task | None = None,
+    hardware: bool = False,
 ) -> dict[str, Any]:
     """Measure a converted network, write `report.html` and its other files into a folder, and return its record.
 
-    The loader gives (inputs, labels); labels may be None. The task is the meaning of the output.
+    The loader gives (inputs, labels); labels may be None. The task is the meaning of the output. `hardware` adds the sheet of what
+    the integer form needs.
     """
     try_folder(Path(folder))
     pair, items = in_memory(model, snn, loader, task)
-    record = gather(None, pair, items)
+    record = gather(None, pair, items, hardware=hardware)
     write_report(Path(folder), [record])
     return record
 
@@ -103,7 +105,7 @@ def values(records: Sequence[Record], column: str | None = None) -> dict[str, An
             "scores": [task_of(evaluation).columns(evaluation) for evaluation in evaluations],
             "recipes": differences(records),
         }
-    record, evaluation = {"unit": "images", **records[0]}, evaluations[0]
+    record, evaluation = {"unit": "images", "hardware": None, **records[0]}, evaluations[0]
     published = record["network"].get("published_top1")
     task = None if evaluation is None else task_of(evaluation)
     summary = task and task.summary(evaluation, published)
@@ -227,6 +229,6 @@ ENVIRONMENT = Environment(
     loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(["html"]), undefined=StrictUndefined,
     trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
-FUNCTIONS = (beside, blocks, dearer, fairness, meanings, of_what_spikes, parted)
+FUNCTIONS = (beside, blocks, dearer, fairness, meanings, of_what_spikes, parted, sheet_tables)
 ENVIRONMENT.globals |= {function.__name__: function for function in FUNCTIONS} | {"definition": DEFINITION}
 ENVIRONMENT.filters |= FILTERS

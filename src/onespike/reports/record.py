@@ -10,14 +10,17 @@ from typing import Any
 import torch
 
 from onespike import runs
+from onespike.calibration.inputs import batches_of
 from onespike.conversion.firing import named_neurons
 from onespike.conversion.network import table
+from onespike.deploy.exports.base import hardware as sheet_of
 from onespike.diagnosis.probe import trail
 from onespike.energy.columns import reading_of
 from onespike.energy.survey import Survey
 from onespike.evaluation.pairwise import Once, pairwise
 from onespike.evaluation.side_by_side import at_scale
 from onespike.runs import NetworkPair
+from onespike.runs.forms import real_inputs
 from onespike.runs.recipe_text import convert_command, recipe_text, spike_call
 from onespike.runs.searching import aim_of, searched
 from onespike.runtime.provenance import made, versions
@@ -56,7 +59,7 @@ EXAMPLES = 6
 
 
 def gather(
-    run: Path | None, pair: NetworkPair, items: Items | None, *, batch_size: int = 16
+    run: Path | None, pair: NetworkPair, items: Items | None, *, batch_size: int = 16, hardware: bool = False
 ) -> dict[str, Any]:
     """Evaluate a run, with a survey of its sites, and describe it.
 
@@ -85,6 +88,7 @@ def gather(
         "front": None,
         "search": None if run is None else _searched(run, pair),
         "sites": _listed(pair),
+        "hardware": _sheet(pair, items) if hardware else None,
         "examples": [],
     }
     if items is None:
@@ -107,6 +111,13 @@ def gather(
         "front": _front(once, items, evaluation, batch_size),
         "examples": _examples(pair, few, batch_size),
     }
+
+
+def _sheet(pair: NetworkPair, items: Items | None) -> dict[str, Any]:
+    """Return the sheet for hardware, on a few of these inputs, or of those that calibrated."""
+    if items is None:
+        return sheet_of(pair.snn, real_inputs(pair, None, 8, 4)).to_dict()
+    return sheet_of(pair.snn, list(batches_of(limit(items, 8), pair.loaded, 4))).to_dict()
 
 
 def _searched(run: Path, pair: NetworkPair) -> dict[str, Any] | None:

@@ -75,6 +75,28 @@ def comparison(
     return (what, title, "95 %", "minus original", "95 %", *more), rows
 
 
+SHEET = {
+    "site": "site", "decides by": "decides", "payload bits": "payload_bits", "weight bytes": "weight_bytes",
+    "threshold bytes": "threshold_bytes", "state bytes": "state_bytes", "sum bits": "accumulator_bits",
+    "measured": "measured_bits", "spikes per input": "events", "at most": "most_events", "bytes sent": "traffic_bytes",
+}  # fmt: skip
+OPERATIONS = {"layer": "layer", "operation that is no spike": "name", "per input": "number", "width": "width"}
+
+
+def sheet_tables(sheet: Mapping[str, Any]) -> list[tuple[tuple[str, ...], list[list[str]]]]:
+    """Return the sheet for hardware as tables: its sites with their totals, and the operations that are no spikes."""
+    sites = [*sheet["sites"], {"site": "all", **sheet["totals"]}]
+    operations = [{**row, "layer": row["layer"] or "(network)"} for row in sheet["operations"]]
+
+    def text(cell: Any) -> str:
+        return f"{cell:.0f}" if isinstance(cell, float) else str(cell)
+
+    return [
+        (tuple(names), [[text(row.get(name, "")) for name in names.values()] for row in listed])
+        for names, listed in ((SHEET, sites), (OPERATIONS, operations))
+    ]
+
+
 def as_csv(headers: Sequence[str], rows: Cells) -> str:
     """Return a table as CSV, with numbers that programs can read."""
     buffer = io.StringIO()

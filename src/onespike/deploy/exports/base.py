@@ -10,7 +10,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,20 +138,14 @@ class Exported:
     """What the integer form needs of hardware."""
 
     def to_dict(self) -> dict[str, Any]:
-        record = asdict(self)
-        return {name: record[name] for name in record if name not in ("file", "facts", "sheet")} | {
-            **self.facts
-        }
+        record = asdict(replace(self, sheet=None, facts={}))
+        del record["file"], record["sheet"], record["facts"]
+        return record | {**self.facts}
 
 
-def report_of(out: Path) -> Path:
-    """Return the file of a comparison."""
-    return out.with_name(f"{out.name}.verified.json")
-
-
-def sheet_of(out: Path) -> Path:
-    """Return the file of the sheet for hardware."""
-    return out.with_name(f"{out.name}.sheet.json")
+def beside(out: Path, what: str) -> Path:
+    """Return the file of a comparison (`verified`), or of the sheet for hardware (`sheet`)."""
+    return out.with_name(f"{out.name}.{what}.json")
 
 
 def prepare(name: str, integer: bool | None, out: Path | None = None) -> tuple[Format, bool]:
@@ -234,8 +228,9 @@ def export(
             count(batches[0]), foreign.notes, request.facts, digests(file), made,
         )  # fmt: skip
         if made is not None:
-            sheet_of(file).write_text(made.to_json(), encoding="utf-8")
-        report_of(file).write_text(sealed(json.loads(stamped(done.to_dict()))), encoding="utf-8")
+            text = json.dumps(made.to_dict(), indent=1, ensure_ascii=False) + "\n"
+            beside(file, "sheet").write_text(text, encoding="utf-8")
+        beside(file, "verified").write_text(sealed(json.loads(stamped(done.to_dict()))), encoding="utf-8")
     return done
 
 
@@ -263,7 +258,7 @@ def verify(
 
     Spikes are compared, too, where the file names them. Without a network its golden spikes are compared.
     """
-    report = report_of(file)
+    report = beside(file, "verified")
     record = read_sealed(Verified, report, REMEDY)
     if record is None:
         raise LoadError(f"{report}: no such file, which says what the export was. {REMEDY}")

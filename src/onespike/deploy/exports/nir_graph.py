@@ -77,8 +77,7 @@ def write(request: Request, file: Path) -> Foreign:
     if not isinstance(batch, Tensor):
         raise refuse("this network takes more than one tensor")
     graph = graph_of(request.network, batch)
-    if twice := {site for site in graph.sites if graph.sites.count(site) > 1}:
-        raise refuse(f"{min(twice)} fires more than once in a forward", "Try format='onnx'.")
+    graph.check_once("nir")
     chain = Chain(graph)
     facts = {f"onespike.{name}": str(fact) for name, fact in request.facts.items()}
     made = nir.NIRGraph(nodes=chain.nodes, edges=chain.edges, metadata=facts)

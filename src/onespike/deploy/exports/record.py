@@ -30,22 +30,16 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """What is at a site. Names are those of tensors; null is nothing.
+    """What is at a site. Names are those of tensors; null is nothing. What else is here are arguments of its operations.
 
     Attributes:
         fires: the node whose result is its counts.
-        sides: which signs fire: `even`, `both`, `positive` or `negative`.
         levels: the magnitudes that it may send.
         bounds: where they begin, in |x − center| / (gain·step) + ½.
         steps: of the positive and the negative side.
         units: what one spike is worth; 0 where a channel is off.
-        gain: powers of two by which the steps of a row are larger, by its position.
-        typical: the mean |x − center| of a usual row, where `spikes.row_gain` multiplies the gain of each row.
-        thresholds: ascending integers [.., cuts] for the shape of the site, with all functions before it folded in; null
-            where `fires` scales and rounds.
-        rows: for each neuron the row of `thresholds` [rows, cuts] that it has; null where these have the site's shape.
+        thresholds: null where `fires` scales and rounds; all functions before a site are folded in.
         values: the counts between thresholds: values[number of thresholds ≤ integer].
-        sign: −1 where the integer is negated first.
         fraction: the bits behind the point of these integers; 0 for sums of a product.
         shape: of the counts on the golden inputs.
     """
@@ -121,8 +115,8 @@ MEANINGS = {
     "center": "what is subtracted first; null for 0",
     "gain": "powers of two by which the steps of a row are larger; null for 1",
     "offset": "what is added to values; null for 0",
-    "typical": "the mean |x − center| of a usual row",
-    "sides": "which signs fire",
+    "typical": "the mean |x − center| of a usual row, where `spikes.row_gain` multiplies the gain of each row",
+    "sides": "which signs fire: `even`, `both`, `positive` or `negative`",
     "thresholds": "ascending integers [.., cuts] for the shape of x, or [rows, cuts]",
     "rows": "for each neuron its row of thresholds; null where these have the shape of x",
     "sign": "−1 where x is negated first; null for nowhere",
@@ -152,6 +146,8 @@ def schema() -> dict[str, Any]:
         {"if": {"properties": {"op": {"const": op}}}, "then": {"properties": {"args": _arguments(op)}}}
         for op in OPERATIONS
     ]
+    for name, of_site in whole["$defs"]["SiteRecord"]["properties"].items():
+        of_site |= {"description": MEANINGS[name]} if name in MEANINGS else {}
     return whole
 
 

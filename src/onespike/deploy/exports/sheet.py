@@ -1,6 +1,5 @@
 """The sheet of a network for hardware: per site what is stored and sent, per layer every operation that is no spike."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onespike.deploy.exports.comparators import FRACTION, MOVES, POOLS, depth_of, largest_sum, sums_of
-from onespike.deploy.exports.comparison import reference, tensors
+from onespike.deploy.exports.comparison import tensors
 from onespike.deploy.exports.folded_graph import fold_
 from onespike.deploy.exports.graph import Graph, arguments, concrete, graph_of, operation_of
 from onespike.deploy.exports.operations import PRODUCTS
@@ -85,9 +84,6 @@ class Sheet:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "totals": self.totals}
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
-
     @property
     def floats(self) -> list[Operation]:
         """The products that are left in floats."""
@@ -99,19 +95,12 @@ def sheet(network: nn.Module, batches: Sequence[Any]) -> Sheet:
     batch = take(batches[0], slice(0, 4))
     graph = graph_of(network, batch)
     fold_(graph)
-    rows, inputs_seen = _Rows(graph, count(batch)), sum(map(count, batches))
+    rows = _Rows(graph, count(batch))
     for node in graph.calls:
         rows.add(node)
-    sums = _Sums(graph)
+    runs = _Runs(graph, rows.sites, sum(map(count, batches)))
     for inputs in batches:
-        sums.see(inputs)
-        for site, counts in reference(network, inputs)[1].counts:
-            row, events = rows.sites[site], (counts != 0).reshape(count(inputs), -1).sum(1)
-            row.events += float(events.sum()) / inputs_seen
-            row.most_events = max(row.most_events, int(events.max()))
-            row.traffic_bytes = row.events * (row.payload_bits + (counts[0].numel() - 1).bit_length()) / 8
-    for site, largest in sums.largest.items():
-        rows.sites[site].measured_bits = largest.bit_length() + 1
+        runs.see(inputs)
     operations = [
         Operation(layer, name, number // rows.batch, width, floats)
         for (layer, name, width, floats), number in rows.operations.items()
@@ -119,29 +108,35 @@ def sheet(network: nn.Module, batches: Sequence[Any]) -> Sheet:
     return Sheet(list(rows.sites.values()), operations)
 
 
-class _Sums(fx.Interpreter):
-    """Runs a folded graph and keeps the largest sum behind each site."""
+class _Runs(fx.Interpreter):
+    """Runs a folded graph and notes the spikes of each site, of so many inputs in all, and the largest sum behind it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, sites: dict[str, SiteSheet], inputs: int) -> None:
         graph.program.graph_module.recompile()
         super().__init__(graph.program.graph_module)
-        self.of = graph
-        self.largest = Counter[str]()
+        self.of, self.sites, self.inputs = graph, sites, inputs
 
     def see(self, batch: Any) -> None:
         """Run one batch."""
         inputs = dict(zip(self.of.inputs, tensors(batch), strict=True))
         nodes = self.of.body.find_nodes(op="placeholder")
+        self.batch = count(batch)
         self.run(*(inputs[node] if node in inputs else self.of.tensor(node) for node in nodes))
 
     def run_node(self, n: fx.Node) -> Any:
         sums = value = super().run_node(n)
-        if operation_of(n) in PRODUCTS:
+        op = operation_of(n)
+        if op in PRODUCTS:
             target, args = sums_of(n)
             sums = target(*fx.map_arg(args, lambda node: self.env[node]))
-        if operation_of(n) in (*PRODUCTS, *PRODUCTS.values()):
-            site = arguments(n)["site"]
-            self.largest[site] = max(self.largest[site], int(sums.abs().max()))
+        if op in (*PRODUCTS, *PRODUCTS.values()):
+            row = self.sites[arguments(n)["site"]]
+            row.measured_bits = max(row.measured_bits, int(sums.abs().max()).bit_length() + 1)
+        elif op in ("spikes.compare", "spikes.fire"):
+            row, events = self.sites[arguments(n)["site"]], (value != 0).reshape(self.batch, -1).sum(1)
+            row.events += float(events.sum()) / self.inputs
+            row.most_events = max(row.most_events, int(events.max()))
+            row.traffic_bytes = row.events * (row.payload_bits + (value[0].numel() - 1).bit_length()) / 8
         return value
 
 
@@ -152,6 +147,7 @@ class _Rows:
         self.graph, self.batch = graph, batch
         self.sites: dict[str, SiteSheet] = {}
         self.operations = Counter[tuple[str, str, str, bool]]()
+        self.products = set[tuple[Any, ...]]()
 
     def _charge(
         self, node: fx.Node, name: str, number: int, width: str = FIXED, floats: bool = False
@@ -200,20 +196,25 @@ class _Rows:
             self._charge(node, f"neuron: {_factor([1 / step for step in units])}", _size(node))
         elif op == "decode":
             self._charge(node, f"value of a spike: {_factor(units)}", _size(node))
-        elif op != "compare":  # a product
-            bits = largest_sum(node, self.graph).bit_length() + 1
-            row.accumulator_bits = max(row.accumulator_bits, bits)
-            row.state_bytes += _size(node) // self.batch * -(-bits // 8)
-            if "weight" in tensors:
-                row.weight_bytes += tensors["weight"].nbytes
-            else:
-                bits_of = (
-                    named[f"{side}_most"].bit_length() + named[f"{side}_signed"] for side in ("lhs", "rhs")
-                )
-                width = " by ".join(f"{bits}-bit" for bits in bits_of)
-                self._charge(node, "product of two counts", _size(node) * depth_of(node), f"{width} integers")
+        elif op != "compare":
+            self._product(node, row, named)
             if "scale" in tensors:
                 self._charge(node, f"sum: {_factor([tensors['scale']], SUM_SHIFTS)}", _size(node))
+
+    def _product(self, node: fx.Node, row: SiteSheet, named: dict[str, Any]) -> None:
+        factors = tuple(named.get(part) for part in ("counts", "weight", "lhs", "rhs"))
+        if factors in self.products:  # its values and its sums are read
+            return
+        self.products.add(factors)
+        bits = largest_sum(node, self.graph).bit_length() + 1
+        row.accumulator_bits = max(row.accumulator_bits, bits)
+        row.state_bytes += _size(node) // self.batch * -(-bits // 8)
+        if (weight := self.graph.tensor(named.get("weight"))) is not None:
+            row.weight_bytes += weight.nbytes
+            return
+        bits_of = (named[f"{side}_most"].bit_length() + named[f"{side}_signed"] for side in ("lhs", "rhs"))
+        width = " by ".join(f"{bits}-bit" for bits in bits_of)
+        self._charge(node, "product of two counts", _size(node) * depth_of(node), f"{width} integers")
 
 
 def _factor(factors: list[Tensor], digits: int = SHIFTS) -> str:
