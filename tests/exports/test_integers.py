@@ -87,6 +87,12 @@ def test_attention_multiplies_counts_with_counts(recipe: Recipe, tmp_path: Path)
     assert set(products) == {"product of two counts"}
 
 
+def test_sums_are_computed_once_for_all_neurons_that_read_them(tmp_path: Path) -> None:
+    nodes = Replay.read(written(Attention, CHIP, tmp_path / "a").file).record["nodes"]
+    sums = [json.dumps(node["args"]) for node in nodes if node["op"].endswith("_sums")]
+    assert len(sums) == len(set(sums)) > 2
+
+
 def test_neurons_with_the_same_thresholds_share_a_row(tmp_path: Path) -> None:
     recipe = Recipe(passes=("nearest", "positions"), payload_bits=3)
     done = written(Attention, recipe, tmp_path / "a")

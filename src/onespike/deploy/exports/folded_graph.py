@@ -42,7 +42,7 @@ def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
     multiply_(graph)
     split_(graph)
     shift_(graph)
-    folded = dict[str, Comparator]()
+    folded, sums = dict[str, Comparator](), dict[fx.Node, fx.Node]()
     for fire in graph.calls_of("spikes.fire"):
         decision = comparator(fire, graph, whole)
         if decision is None:
@@ -56,8 +56,10 @@ def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
         tensors = [None if part is None else graph.hold(f"{name}.{site}", part) for name, part in parts]
         with graph.body.inserting_before(fire):
             if operation_of(x) in PRODUCTS:
-                target, args = sums_of(x)
-                x = graph.insert(target, *args, like=x)
+                if x not in sums:  # several neurons may read them, such as those of q, k and v
+                    target, args = sums_of(x)
+                    sums[x] = graph.insert(target, *args, like=x)
+                x = sums[x]
             for node in moves:
                 x = graph.insert(node.target, x, *node.args[1:], like=node)
                 x.kwargs = node.kwargs
