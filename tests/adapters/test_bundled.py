@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import save_file
 
 from onespike.adapters import bundled, load_model
-from onespike.adapters.bundled import CIFAR10_CLASSES
 from onespike.errors import LoadError
 from onespike.tasks import limit, list_images
-
-
-@pytest.mark.parametrize("name", ["cifar10-resnet18", "cifar10-vit"])
-def test_random_weights_and_weights_from_a_file(tmp_path, name):
-    random = load_model(f"bundled:{name}", random_weights=True)
-    assert (random.weights, random.published_top1) == ("random", None)
-    assert random.task.class_names == CIFAR10_CLASSES
-    assert random.attention == ("sdpa" if name == "cifar10-vit" else None)
-    half = {k: v.half() if v.is_floating_point() else v for k, v in random.model.state_dict().items()}
-    save_file(half, tmp_path / "w.safetensors")
-    loaded = load_model(f"bundled:{name}", weights=tmp_path / "w.safetensors")
-    assert loaded.weights == "w.safetensors"
-    x = loaded.reading.transform(Image.new("RGB", (32, 32), "teal"))[None]
-    with torch.inference_mode():
-        torch.testing.assert_close(loaded.model(x), random.model(x), atol=0.05, rtol=0.05)
 
 
 def test_weights_that_are_not_installed(monkeypatch, tmp_path):

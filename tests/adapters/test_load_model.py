@@ -79,18 +79,26 @@ TORCHVISION = "resize 256 bilinear, center crop 224, mean 0.485 0.456 0.406, std
 TIMM = "resize 168 bicubic, center crop 160, mean 0.5 0.5 0.5, std 0.5 0.5 0.5"
 
 
+CIFAR10 = "resize 32×32 bilinear, mean 0.4914 0.4822 0.4465, std 0.247 0.2435 0.2616"
+
+
 @pytest.mark.parametrize(
-    ("spec", "attention", "preprocessing"),
-    [("timm:test_vit", "sdpa", TIMM), ("torchvision:resnet18", None, TORCHVISION)],
+    ("spec", "attention", "classes", "preprocessing"),
+    [
+        ("timm:test_vit", "sdpa", 1000, TIMM),
+        ("torchvision:resnet18", None, 1000, TORCHVISION),
+        ("bundled:cifar10-vit", "sdpa", 10, CIFAR10),
+        ("bundled:cifar10-resnet18", None, 10, CIFAR10),
+    ],
 )
-def test_weights_from_a_checkpoint(tmp_path, spec, attention, preprocessing):
+def test_weights_from_a_checkpoint(tmp_path, spec, attention, classes, preprocessing):
     reference, file = load_model(spec, random_weights=True).model, tmp_path / "tiny.pth"
     torch.save({"state_dict": reference.state_dict(), "epoch": 3}, file)
     loaded = load_model(spec, weights=file)
     assert not loaded.model.training
     assert (loaded.spec, loaded.weights, loaded.published_top1) == (spec, "tiny.pth", None)
     assert (loaded.attention, loaded.reading.preprocessing) == (attention, preprocessing)
-    assert len(loaded.task.class_names) == 1000
+    assert len(loaded.task.class_names) == classes
     x = loaded.reading.transform(Image.new("RGB", (300, 260), "teal"))[None]
     with torch.inference_mode():
         assert torch.equal(loaded.model(x), reference(x))

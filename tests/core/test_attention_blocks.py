@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import onespike
+from comparisons import same_thresholds
 from contract.conversion_contract import run
 from contract.networks import MASKS, Attention, converted, nine
 from onespike import Recipe, calibrate, discover, kernels, metered
@@ -62,12 +63,7 @@ def test_calibration_sees_the_same(kind, blocks):
     whole, trace = calibrate(model, batches, recipe), discover(model, *batches)
     blocks()
     parts, other = calibrate(model, batches, recipe), discover(model, *batches)
-    assert list(parts) == list(whole)
-    for site, threshold in whole.items():
-        assert vars(parts[site]).keys() == vars(threshold).keys()
-        for name, value in vars(threshold).items():
-            same = torch.equal(value, vars(parts[site])[name]) if isinstance(value, Tensor) else None
-            assert same or vars(parts[site])[name] == value, (site, name)
+    same_thresholds(parts, whole)
     first, second = ({s: (f.calls, f.forwards, f.varies) for s, f in t.sites.items()} for t in (trace, other))
     assert first == second
     assert {trace.role(s) for s in trace.sites} == {other.role(s) for s in other.sites}

@@ -10,7 +10,7 @@ import torch
 from test_ledger_again import READ, raw
 from torch import Tensor, nn
 
-from contract.conversion_contract import randomize_, run
+from contract.conversion_contract import run
 from contract.networks import converted, counted, mlp, rows, sequences, transformer
 from onespike import Ledger, Recipe, metered
 from onespike.energy.ledger import SiteCount
@@ -20,38 +20,6 @@ from onespike.sites import Places
 
 def by_site(ledger: Ledger) -> dict[str, SiteCount]:
     return {str(site): row for site, row in ledger.sites.items()}
-
-
-CONVOLUTIONS = {
-    "border": dict(kernel_size=3, padding=1),
-    "stride over the border": dict(kernel_size=2, stride=3),
-    "depthwise": dict(kernel_size=5, padding=2, groups=4),
-    "dilated": dict(kernel_size=3, padding=(2, 1), stride=(1, 2), dilation=(2, 1)),
-}
-
-
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolution(name):
-    settings = CONVOLUTIONS[name]
-    middle = nn.Conv2d(4, 8, **settings)
-    end = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), middle, *end)
-    randomize_(model)
-    x = torch.randn(3, 3, 9, 8, generator=torch.Generator().manual_seed(0))
-    snn = converted(model, x)
-    y = raw(snn, x)[0]["2:conv0_input"]
-    row = by_site(counted(snn, x))["2:conv0_input"]
-    ones = nn.Conv2d(4, 8, **settings, bias=False).double()
-    nn.init.ones_(ones.weight)
-    assert y.any()
-    for column, measure in READ.items():
-        with torch.no_grad():
-            assert row.additions[column] == float(ones(measure(y)).sum()), column
-    assert row.spikes == float(y.sum())
-    assert (row.active, row.elements) == (int((y != 0).sum()), y.numel())
-    with torch.no_grad():
-        positions = middle(torch.zeros(3, 4, 7, 6)).numel()
-    assert row.macs == positions * middle.weight[0].numel()
 
 
 @pytest.fixture(scope="module")

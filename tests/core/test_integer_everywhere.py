@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import onespike
+from contract.networks import converted
+from language_folders import llama_network
 from onespike import kernels
 from onespike.deploy.integer import optimize_
 from onespike.passes import PASSES
@@ -63,16 +65,9 @@ def test_every_preset_of_one_step(name: str) -> None:
 
 def test_a_language_model_decodes_what_it_reads() -> None:
     """With cached keys and values, word by word, and alone or in a batch: the same bits."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
-    words = torch.randint(0, 50, (8, 12), generator=torch.Generator().manual_seed(1))
-    recipe = onespike.Recipe(io="spiking")
-    fast = onespike.convert(model, onespike.calibrate(model, [words], recipe), recipe)
+    pytest.importorskip("transformers")
+    words = torch.randint(0, 32, (8, 12), generator=torch.Generator().manual_seed(1))
+    fast = converted(llama_network(), words, onespike.Recipe(io="spiking"))
     assert not optimize_(fast, integer_units=True).simulated
     with torch.inference_mode():
         whole, past, parts = fast(words[:2]).logits, None, []

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 import onespike
+from contract.networks import Attention, converted, sequences
 from language_folders import llama_network
 from onespike.conversion.firing import named_neurons
 from onespike.energy.metering import metered
 from onespike.neurons import Neuron
 from onespike.sites import attention
-
-
-class Attention(nn.Module):
-    """Attention between two linear maps."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.kind, self.maps = kind, nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.out = nn.Linear(8, 8)
-
-    def forward(self, x):
-        q, k, v = (m(x).unflatten(-1, (2, 4)).transpose(1, 2) for m in self.maps)
-        if self.kind == "causal":
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-            mask = mask if self.kind == "bool" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.out(y.transpose(1, 2).flatten(2))
 
 
 def spikes(snn, x, key):
@@ -44,22 +24,29 @@ def spikes(snn, x, key):
     return torch.cat(found, -2).double()  # of all blocks of rows
 
 
-@pytest.mark.parametrize("kind", ["causal", "bool", "float"])
+VISIBLE = torch.ones(6, 6, dtype=torch.bool).tril()
+MASKS = {
+    "causal": {"is_causal": True},
+    "bool": {"attn_mask": VISIBLE},
+    "float": {"attn_mask": torch.zeros(6, 6).masked_fill(~VISIBLE, -torch.inf)},
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("blocks", [False, True])
 def test_the_causal_half_is_counted_once(kind, blocks, monkeypatch):
     if blocks:
-        monkeypatch.setattr(attention, "BLOCK", 2 * 3 * 2 * 6)
-    torch.manual_seed(0)
-    model, x = Attention(kind).eval(), torch.randn(3, 6, 8)
-    snn = onespike.convert(model, onespike.calibrate(model, [x]), onespike.Recipe(scale=0.1))
+        monkeypatch.setattr(attention, "BLOCK", 2 * 3 * 4 * 6)
+    x = sequences(3)[:, :6]
+    snn = converted(Attention(**MASKS[kind]).eval(), x, onespike.Recipe(scale=0.1))
     with torch.inference_mode():
         with metered(snn) as ledger:
             snn(x)
         rows = {site.key: row for site, row in ledger.sites.items() if site.operation == "matmul"}
         seen = 6 * 7 // 2
-        assert rows["matmul0_lhs"].macs == rows["matmul1_lhs"].macs == 3 * 2 * seen * 4
+        assert rows["matmul0_lhs"].macs == rows["matmul1_lhs"].macs == 3 * 4 * seen * 4
         q, k, weights, v = (spikes(snn, x, f"matmul{n}_{role}") for n in (0, 1) for role in ("lhs", "rhs"))
-        mask = torch.ones(6, 6, dtype=torch.float64).tril()
+        mask = VISIBLE.double()
         assert rows["matmul0_lhs"].additions["counts"] == float((q * mask.sum(-1, keepdim=True)).sum())
         assert rows["matmul0_rhs"].additions["counts"] == float((k * mask.sum(0)).sum())
         assert rows["matmul1_lhs"].additions["counts"] == float(4 * weights.sum())

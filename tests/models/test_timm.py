@@ -10,7 +10,7 @@ from families import contract
 from torchvision.models import resnet18
 from torchvision.models.vision_transformer import VisionTransformer
 
-from contract.conversion_contract import Case, check_folding, images
+from contract.conversion_contract import Case, ConversionContract, check_folding, images
 
 PATCH, HEAD = ("patch_embed.proj:conv0_input",), ("head:linear0_input",)
 
@@ -39,9 +39,14 @@ TestConvNeXt = network(
 )  # fmt: skip
 
 
-ENDS = dict(inputs=("conv1:conv0_input",), heads=("fc:linear0_input",))
-ResNet = network("resnet18", 32, 11, 0, {"layers": (1, 1, 1, 1)}, **ENDS)
-TorchvisionResNet = contract(
+class Residual(ConversionContract):
+    def test_batchnorm_is_folded(self, case: Case) -> None:
+        check_folding(case)
+
+
+ENDS = dict(base=Residual, inputs=("conv1:conv0_input",), heads=("fc:linear0_input",))
+TestResNet = network("resnet18", 32, 11, 0, {"layers": (1, 1, 1, 1)}, **ENDS)
+TestTorchvisionResNet = contract(
     partial(resnet18, num_classes=7), partial(images, 32), **ENDS, spiking=19, softmax=0
 )
 VIT = dict(image_size=32, patch_size=8, num_layers=1, num_heads=2, hidden_dim=24, mlp_dim=48, num_classes=7)
@@ -49,13 +54,3 @@ TestTorchvisionViT = contract(
     partial(VisionTransformer, **VIT), partial(images, 32),
     inputs=("conv_proj:conv0_input",), heads=("heads.head:linear0_input",), spiking=8, softmax=1,
 )  # fmt: skip
-
-
-class TestResNet(ResNet):
-    def test_batchnorm_is_folded(self, case: Case) -> None:
-        check_folding(case)
-
-
-class TestTorchvisionResNet(TorchvisionResNet):
-    def test_batchnorm_is_folded(self, case: Case) -> None:
-        check_folding(case)

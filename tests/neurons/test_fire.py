@@ -9,7 +9,6 @@ from torch import Tensor
 
 from contract.neuron_contract import bits, needs_cpp
 from onespike.energy.columns import naf_weight
-from onespike.errors import UsageError
 from onespike.passes.layout import digit_levels
 from onespike.spikes import fire_function, mixed_levels
 from onespike.spikes.fire_functions import ROUNDINGS, bounds, defined_by, fire
@@ -48,11 +47,6 @@ def test_thrifty_levels_are_those_of_least_error_and_digits(levels: tuple[int, .
     assert float((excess > 1e-9).double().mean()) < 0.05
     jumps = bounds(levels, "thrifty")
     assert list(jumps) == sorted(set(jumps))
-
-
-def test_unknown_rounding() -> None:
-    with pytest.raises(UsageError, match="unknown rounding 'up'"):
-        fire_function((1, 2), "up")
 
 
 def neighbors(x: Tensor, reach: int = 2) -> Tensor:

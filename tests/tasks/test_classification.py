@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
@@ -16,7 +16,6 @@ from onespike.errors import DataError
 from onespike.tasks import Accuracy, Item, Items, match_classes
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     classes=st.integers(3, 12),
