@@ -123,7 +123,7 @@ def test_refusals(networks):
         with pytest.raises(DataError, match=r"evaluate: there are no inputs. Give at least one batch."):
             evaluate(*networks, batches)
     networks[0][5].bias.data[0] = float("nan")
-    with pytest.raises(DataError, match=r"the output of the original network is NaN. Check its weights"):
+    with pytest.raises(DataError, match=r"the original network's output is NaN. Check its weights"):
         evaluate(*networks, data())
 
 

@@ -24,7 +24,7 @@ REFUSED = {
     "--set levels=0": "levels 'mixed:0' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.",
     "--set softmax=0": "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, not 0. The paper uses 0.0035.",
     "--set percentile=-1": "percentile must be in [0, 50), not -1. The paper uses 1.",
-    "--limit 0": "limit must be at least 1, not 0. Leave it out to use all 256 images.",
+    "--limit 0": "limit must be at least 1, not 0. Leave it out for all 256 images.",
     "--batch-size 0": "batch size must be at least 1, not 0. Try 32.",
     "--set neuron=uniform --set steps=2": "…has one step. Use --set steps=1.",
     "--set include=backbone": "…has no backbone apart from the rest…",

@@ -258,7 +258,5 @@ def test_a_metric_that_cannot_be_shared():
     class Metric:
         pass
 
-    with pytest.raises(
-        UsageError, match=r"^evaluate: Metric cannot be shared between processes\. Run it in one\.$"
-    ):
+    with pytest.raises(UsageError, match=r"^evaluate: processes cannot share Metric\. Run it in one\.$"):
         evaluate(nn.Identity(), nn.Identity(), [], Metric(), processes=Processes(0, 2))

@@ -295,7 +295,7 @@ REFUSALS = {
     "NaN": (
         with_head(torch.nan),
         [rows()],
-        "the network's output holds NaN. Check the weights, or calibrate in float32.",
+        "the output holds NaN. Check the weights, or use float32.",
     ),
 }
 

@@ -62,7 +62,7 @@ def test_a_border_that_no_kernel_meets_is_dead():
 
 
 def test_where_it_is_unknown_it_says_so():
-    with pytest.raises(UsageError, match=r"^dead work is known for networks whose output is a tensor\."):
+    with pytest.raises(UsageError, match=r"^dead work is known where the output is a tensor\."):
         dead_work(Layers(lambda self, x: list(self.layer(x)), layer=nn.Linear(6, 2)), torch.randn(2, 6))
     with pytest.raises(UsageError, match=r"^dead work is that of the original network\. Give that one"):
         dead_work(converted(mlp(), rows()), rows())

@@ -122,7 +122,7 @@ def test_ways_to_write_a_class():
         (["crane"], NAMES, IDS, r"'crane' could be the classes 2 and 3 of .* by the numbers of their classes\.$"),
         (["n01484850"], NAMES, None, r"'n01484850' is none of .*pip install 'onespike\[timm\]'"),
         (["great wight shark", "train"], NAMES, None, "'great wight shark' is none of the 5 classes .* Did you mean 'great white shark'. Name each folder by its class"),
-        (["Tench", "tinca tinca"], NAMES, None, r"'Tench' and 'tinca tinca' name the same class .* Merge them\.$"),
+        (["Tench", "tinca tinca"], NAMES, None, r"'Tench' and 'tinca tinca' are both .* Merge them\.$"),
         (["cat", "dog"], None, None, "the class names of the network are not known, .* Name each folder by the number"),
     ],
 )  # fmt: skip

@@ -37,7 +37,7 @@ def read(path: Path) -> Image.Image:
     return read_image(Item("a", None, path))
 
 
-BOTH = "images stand both beside and inside the class folders"
+BOTH = "images stand beside class folders"
 NOT_READ = "the image cannot be read ({}). Replace or remove it."
 
 
@@ -79,8 +79,8 @@ def test_folders_that_cannot_be_used(tmp_path):
     for folder, message in (
         (tmp_path / "none", "no such folder. Check the path, or use bundled:cifar10-test."),
         (file, "this is a file. Give the folder that holds the images."),
-        (tmp_path / "empty", f"no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."),
-        (tmp_path, f"{BOTH}, first a.png. Move the loose ones away."),
+        (tmp_path / "empty", f"no images in it. Give one with files that end in {', '.join(SUFFIXES)}."),
+        (tmp_path, f"{BOTH}, first a.png. Move them away."),
         (tmp_path / "twice", "the folders 07 and 7 name the same class. Merge them."),
     ):
         assert refusal(list_images, folder) == f"{folder}: {message}"
@@ -90,7 +90,7 @@ def test_counts_and_names_are_checked(tmp_path):
     message = "Did you mean 'bundled:cifar10-test' or .*Known: bundled:cifar10-calibration"
     with pytest.raises(UsageError, match=message):
         list_images("bundled:cifar10")
-    with pytest.raises(UsageError, match=r"at least 1, not -3\. Leave it out to use all 2 images"):
+    with pytest.raises(UsageError, match=r"at least 1, not -3\. Leave it out for all 2 images"):
         limit(Items("two", (Item("a", 0, Path()), Item("b", 0, Path()))), -3)
     with pytest.raises(UsageError, match=r"batch size must be at least 1, not 0\. Try 32"):
         next(batches(colored(tmp_path, 1), to_tensor, 0))
@@ -140,10 +140,8 @@ def test_pgm_of_more_than_8_bits_is_rescaled(tmp_path, largest):
 
 
 FRAMES = [Image.new("RGB", (8, 8), color) for color in ("red", "blue", "lime")]
-NO_WHITE = (
-    "the image holds {}, and does not say which of them is white. Save it with 8 or 16 bits per channel."
-)
-ANIMATED = "the image has 3 frames. Save the one that is meant as an image of its own."
+NO_WHITE = "the image holds {} of unknown range. Save 8 or 16 bits per channel."
+ANIMATED = "the image has 3 frames. Save the one that is meant by itself."
 FOREIGN = NOT_READ.format("it is no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP")
 
 

@@ -46,9 +46,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     while inner := next((tensors[w] for w in WRAPPERS if isinstance(tensors.get(w), Mapping)), None):
         tensors = dict(inner)
     if not tensors or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in tensors.items()):
-        raise LoadError(
-            f"{path}: this file holds no state dict. Save one with torch.save(model.state_dict(), FILE)."
-        )
+        raise LoadError(f"{path}: no state dict in it. Save one with torch.save(model.state_dict(), FILE).")
     while all(name.startswith("module.") for name in tensors):  # a prefix of data-parallel training
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors

@@ -46,9 +46,7 @@ def load(name: str, source: Source) -> LoadedModel:
         )
     lazy = file.suffix == ".py"
     if lazy and os.environ.get(TRUST) != "1":
-        raise UsageError(
-            f"{spec}: a configuration in Python is a program, which would be run. If you trust it, set {TRUST}=1."
-        )
+        raise UsageError(f"{spec}: this is a program, which would be run. If you trust it, set {TRUST}=1.")
     try:
         built = _lazy(library, file) if lazy else _yaml(library, file)
     except Exception as error:

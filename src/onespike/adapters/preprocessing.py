@@ -48,9 +48,7 @@ def _channels(values: Sequence[float]) -> Tensor:
     return torch.tensor(values).view(3, 1, 1)
 
 
-def normalization(
-    transform: Callable[[Any], Any], size: tuple[int, int] = (256, 256)
-) -> Normalization | None:
+def normalization(transform: Callable[..., Any], size: tuple[int, int] = (256, 256)) -> Normalization | None:
     """Return what a transform subtracts and divides by, from a black and a white image; None if it does neither.
 
     A transform of the user's own may take images of one size only: give one that it has taken.
@@ -80,9 +78,7 @@ def exchanged(x: Tensor, old: Normalization, new: Normalization) -> Tensor:
 
 def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-        raise UsageError(
-            "a normalization is three means and three positive deviations, such as mean=0.5,0.5,0.5."
-        )
+        raise UsageError("a normalization is three means and three positive deviations: mean=0.5,0.5,0.5.")
     reading, own = loaded.reading, loaded.spec.startswith("python:")
     old = None if own else normalization(reading.transform)
     if old is None:
@@ -105,9 +101,7 @@ def resized(loaded: LoadedModel, resize: int | None, crop: int | None) -> Loaded
     reading = loaded.reading
     usual, parts = reading.transform(Image.new("RGB", (64, 48))), normalization(reading.transform)
     if parts is None or not isinstance(usual, Tensor) or usual.dim() != 3:
-        raise UsageError(
-            f"{loaded.spec}: its transform makes no image of one size. Leave out resize= and crop=."
-        )
+        raise UsageError(f"{loaded.spec}: its transform gives no fixed size. Leave out resize= and crop=.")
     crop = usual.shape[-1] if crop is None else crop
     resize = crop if resize is None else resize
     if not 1 <= crop <= resize <= LARGEST_SIDE:

@@ -28,17 +28,14 @@ def load(name: str, source: Source) -> LoadedModel:
         none = "" if tags else f"It has none. Write timm:{architecture}."
         raise unknown(f"tag of timm:{architecture}", tag, tags, none)
     if source.pretrained and not timm.is_model_pretrained(name):
-        raise LoadError(
-            f"{spec}: timm publishes no weights for this model. Give a local checkpoint with weights=FILE."
-        )
+        raise LoadError(f"{spec}: timm publishes no weights for it. Give a checkpoint with weights=FILE.")
     model = built(source, lambda: timm.create_model(name, pretrained=source.pretrained))
     settings = timm.data.resolve_model_data_config(model)
     transform = timm.data.create_transform(**settings, is_training=False)
     reading, attention = Reading(transform, _describe(settings)), set_attention_(model, source.attention)
     task = Classification()
-    if subset := timm.data.infer_imagenet_subset(
-        model
-    ):  # timm knows the names and WordNet ids of its classes
+    # timm knows the names and WordNet ids of these classes
+    if subset := timm.data.infer_imagenet_subset(model):
         info = timm.data.ImageNetInfo(subset)
         descriptions = tuple(info.index_to_description(i) for i in range(info.num_classes()))
         task = Classification(descriptions, tuple(info.label_names()))

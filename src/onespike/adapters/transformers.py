@@ -92,9 +92,7 @@ def _kind(library: Any, spec: str, config: Any) -> str:
     return kind
 
 
-def _image_reader(
-    spec: str, kind: str, config: Any, processor: Any, model: nn.Module
-) -> tuple[Reading, Task]:
+def _image_reader(spec: str, kind: str, config: Any, processor: Any, model: Any) -> tuple[Reading, Task]:
     labels, words = config.id2label, _describe(processor)
     names = tuple(labels[i] for i in sorted(labels)) if labels else None
 

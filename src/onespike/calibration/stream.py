@@ -216,9 +216,7 @@ class _Variation:
     def update(self, output: Any, size: int) -> None:
         answers = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.is_floating_point()]
         if any(bool(x.isnan().any()) for x in answers):
-            raise CalibrationError(
-                "calibrate: the network's output holds NaN. Check the weights, or calibrate in float32."
-            )
+            raise CalibrationError("calibrate: the output holds NaN. Check the weights, or use float32.")
         if not answers or any(not x.dim() or len(x) != size for x in answers):
             self.varies = True  # not one row per input: nothing to compare
             return

@@ -85,18 +85,14 @@ def dead_work(network: nn.Module, batch: Any) -> dict[str, float]:
     if is_converted(network):
         raise UsageError("dead work is that of the original network. Give that one.")
     if not in_memory(network) or any(hasattr(module, "_hf_hook") for module in network.modules()):
-        raise UsageError(
-            "dead work is looked for in networks that lie on one device. Leave it out for this one."
-        )
+        raise UsageError("dead work is known for networks on one device. Leave it out for this one.")
     seen, batch = _Products(), to(take(batch, slice(0, INPUTS)), device_of(network))
     with evaluating(network), torch.inference_mode(False), torch.enable_grad():
         batch = tree_map_only(Tensor, Tensor.clone, batch)  # it may have been made without gradients
         with seen, visiting(network, seen):
             output = logits(call(network, batch))
     if not isinstance(output, Tensor) or not output.requires_grad:
-        raise UsageError(
-            "dead work is known for networks whose output is a tensor. Leave it out for this one."
-        )
+        raise UsageError("dead work is known where the output is a tensor. Leave it out for this one.")
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
     gradients = torch.autograd.grad(output, [value for *_, value in seen.results], noise, allow_unused=True)
     whole, dead = sum(macs for _, macs, _ in seen.results), dict[str, float]()

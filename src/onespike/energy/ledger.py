@@ -261,9 +261,7 @@ class Ledger:
         """Return the operations that a column charges, by purpose."""
         entry = column_of(column)
         if entry.strict_of and self.every > 1:
-            raise UsageError(
-                f"norms and activation functions are not sampled. Count with every=1 for {column!r}."
-            )
+            raise UsageError(f"norms and functions are not sampled. Count with every=1 for {column!r}.")
         return entry.rule(self, double)
 
     def ratio(self, column: str, double: bool = False, prices: Profile | None = None) -> float:

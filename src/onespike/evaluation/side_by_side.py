@@ -73,9 +73,7 @@ def evaluate(
         check_module("evaluate", network)
     score: Metric = Accuracy() if metric is None else metric
     if processes.count > 1 and not hasattr(score, "merge"):
-        raise UsageError(
-            f"evaluate: {type(score).__name__} cannot be shared between processes. Run it in one."
-        )
+        raise UsageError(f"evaluate: processes cannot share {type(score).__name__}. Run it in one.")
     total = Ledger() if ledger is None else ledger
     images, seconds, dead = 0, {"ann": 0.0, "snn": 0.0}, None
     fewer, of_merged = merging_of(snn), deepcopy(score)

@@ -32,9 +32,7 @@ def exact(output: Any) -> Any:
 def refuse_nan(scores: Tensor, network: str, inputs: str) -> None:
     """Refuse NaN; −∞, which masks out a class, may stand."""
     if bool(scores.isnan().any()):
-        raise DataError(
-            f"the output of the {NETWORKS[network]} network is NaN. Check its weights, and {inputs}."
-        )
+        raise DataError(f"the {NETWORKS[network]} network's output is NaN. Check its weights, and {inputs}.")
 
 
 def relative_entropy(expected: Tensor, actual: Tensor) -> Tensor:

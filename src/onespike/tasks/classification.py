@@ -64,10 +64,7 @@ def _numbers(folders: Sequence[str], names: Sequence[str], ids: Sequence[str], s
             close = difflib.get_close_matches(_plain(folder), [_plain(n) for n in names], n=3, cutoff=0.6)
             hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
             if not ids and re.fullmatch(r"n\d{8}", folder):
-                hint = (
-                    " WordNet ids of ImageNet's classes are known where timm is installed: "
-                    "pip install 'onespike[timm]'."
-                )
+                hint = " timm knows the WordNet ids of ImageNet's classes: pip install 'onespike[timm]'."
             raise DataError(
                 f"{source}: the folder {folder!r} is none of the {len(names)} classes of the network, which begin with "
                 f"{names[0]!r}.{hint} Name each folder by its class, or all of them by the numbers of their classes."
@@ -80,8 +77,7 @@ def _numbers(folders: Sequence[str], names: Sequence[str], ids: Sequence[str], s
             )
         if (twin := numbers.setdefault(number, folder)) != folder:
             raise DataError(
-                f"{source}: the folders {twin!r} and {folder!r} name the same class of the network, {names[number]!r}. "
-                "Merge them."
+                f"{source}: folders {twin!r} and {folder!r} are both {names[number]!r}. Merge them."
             )
     return {folder: number for number, folder in numbers.items()}
 

@@ -54,9 +54,7 @@ def list_coco(folder: Path | str, annotations: Path | str | None = None) -> tupl
         scenes = (Item(f"{name}/{i:04d}", i, strip, row, i) for row, i in enumerate(sorted(coco.images)))
         return Items(str(folder), tuple(scenes), truth=coco), coco
     if annotations is None:
-        raise DataError(
-            f"{folder}: boxes are scored with annotations. Give the instances JSON with annotations=FILE."
-        )
+        raise DataError(f"{folder}: boxes are scored with annotations. Give annotations=FILE.")
     coco = read_coco(annotations)
     items = []
     for number, image in sorted(coco.images.items()):

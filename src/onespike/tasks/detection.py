@@ -119,9 +119,7 @@ class Detection(Task):
         return {
             "label": "truth " + (", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing"),
             "agree": not results["lost"] and not results["new"],
-            "pictures": {
-                title: picture(panel(image, results[key], names)) for key, title in NETWORKS.items()
-            },
+            "pictures": {title: picture(panel(image, results[k], names)) for k, title in NETWORKS.items()},
             **listed,
             "text": [f"{text}."],
         }

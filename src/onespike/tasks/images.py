@@ -53,17 +53,12 @@ def list_images(folder: Path | str) -> Items:
     except PermissionError as error:
         raise DataError(f"{error.filename}: this folder cannot be read. Change its permissions.") from error
     if not files:
-        raise DataError(
-            f"{folder}: no images in it. Give a folder with files that end in {', '.join(SUFFIXES)}."
-        )
+        raise DataError(f"{folder}: no images in it. Give one with files that end in {', '.join(SUFFIXES)}.")
     loose = [p.name for p in files if p.parent == folder]
     if len(loose) == len(files):
         return Items(source, tuple(Item(p.name, None, p) for p in files))
     if loose:
-        raise DataError(
-            f"{folder}: images stand both beside and inside the class folders, first {loose[0]}. "
-            "Move the loose ones away."
-        )
+        raise DataError(f"{folder}: images stand beside class folders, first {loose[0]}. Move them away.")
     numbered = all(name.isdecimal() for name in classes)
     labels = {name: int(name) if numbered else place for place, name in enumerate(classes)}
     folders: dict[int, str] = {}
@@ -132,9 +127,7 @@ def read_image(item: Item) -> Image:
 def _rgb(image: Image, item: Item) -> Image:
     frames: int = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # a camera's preview after the photograph is not an animation
-        raise DataError(
-            f"{_title(item)} has {frames} frames. Save the one that is meant as an image of its own."
-        )
+        raise DataError(f"{_title(item)} has {frames} frames. Save the one that is meant by itself.")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         # The high byte, as Pillow reads 16-bit color: there are four per pixel, in the machine's order.
         four = image.convert("I").tobytes()
@@ -142,10 +135,7 @@ def _rgb(image: Image, item: Item) -> Image:
         return cast("Image", _pillow(item.path).frombytes("L", image.size, high)).convert("RGB")
     if image.mode in ("I", "F"):
         bits = "32-bit integers" if image.mode == "I" else "floating-point numbers"
-        raise DataError(
-            f"{_title(item)} holds {bits}, and does not say which of them is white. "
-            "Save it with 8 or 16 bits per channel."
-        )
+        raise DataError(f"{_title(item)} holds {bits} of unknown range. Save 8 or 16 bits per channel.")
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 

@@ -83,9 +83,7 @@ def limit(items: Items, count: int | None) -> Items:
     if count is None:
         return items
     if count < 1:
-        raise UsageError(
-            f"limit must be at least 1, not {count}. Leave it out to use all {len(items)} images."
-        )
+        raise UsageError(f"limit must be at least 1, not {count}. Leave it out for all {len(items)} images.")
     count = min(count, len(items))
     chosen = tuple(items[i * len(items) // count] for i in range(count))
     return dataclasses.replace(items, items=chosen)
@@ -123,9 +121,7 @@ def batches(
         ahead = iter(mine)
         for start in range(0, len(mine), batch_size):
             batch, more = mine[start : start + batch_size], 2 * batch_size - len(waiting)
-            waiting.extend(
-                pool.submit(lambda item: transform(load(item)), item) for item in islice(ahead, more)
-            )
+            waiting.extend(pool.submit(lambda one: transform(load(one)), one) for one in islice(ahead, more))
             inputs = [waiting.popleft().result() for _ in batch]
             labels = [item.label for item in batch if item.label is not None]
             together = _stack(inputs, batch) if collate is None else collate(inputs)

@@ -33,9 +33,7 @@ def scores_of(output: Any) -> Tensor:
     scores: Tensor = logits(output)
     if isinstance(scores, Tensor) and scores.dim() == 3:
         return scores
-    raise DataError(
-        "the network's output has no scores of shape (inputs, positions, tokens). Give a language model."
-    )
+    raise DataError("the output has no scores of shape (inputs, positions, tokens). Give a language model.")
 
 
 def surprise(scores: Tensor, window: Tensor) -> Tensor:

@@ -123,7 +123,5 @@ def unlike(expected: Objects, actual: Objects) -> Tensor:
 
 def parted(first: Objects, second: Objects, score: float) -> int:
     """Return the number of objects with at least this score that only one of two outputs has."""
-    first, second = (
-        {name: x[o["scores"].detach() >= score] for name, x in o.items()} for o in (first, second)
-    )
+    first, second = ({k: x[o["scores"].detach() >= score] for k, x in o.items()} for o in (first, second))
     return len(first["scores"]) + len(second["scores"]) - 2 * len(paired(first, second)[0])

@@ -206,7 +206,5 @@ class Precision(Score):
         evaluator = evaluated(metric.coco, metric.predictions["snn"], metric.kinds[-1], metric.images)
         figure = figures_of(evaluator)[0]["AP"]
         if figure is None:
-            raise DataError(
-                f"{metric.coco.source}: the chosen images show no object. Give other images, or more."
-            )
+            raise DataError(f"{metric.coco.source}: the chosen images show no object. Give others, or more.")
         return figure
