@@ -30,22 +30,6 @@ def test_bundled_networks_keep_their_accuracy_in_one_step(spec):
     assert 0 < figures["energy"]["nonzero"] <= figures["energy"]["binary"] <= figures["energy"]["counts"] < 1
 
 
-@pytest.mark.parametrize(
-    ("spec", "name", "changes", "timesteps"),
-    [
-        ("bundled:cifar10-vit", "ecmt", {}, (1, 4, 8)),
-        ("bundled:cifar10-resnet18", "if", {"placement": "activation"}, (1, 32)),
-    ],
-)
-def test_baselines_approach_the_original_over_time(spec, name, changes, timesteps):
-    """Rate coding and ECMT: the longer, the closer to the network they were made from."""
-    figures = [measure(spec, 20, base=name, steps=steps, **changes) for steps in timesteps]
-    divergences = [row["kl"] for row in figures]
-    assert divergences == sorted(divergences, reverse=True)
-    assert divergences[-1] < 0.5 * divergences[0]
-    assert figures[-1]["agreement"] > figures[0]["agreement"] + 30
-
-
 def test_a_foreign_resnet_converts_with_folded_norms(assets, monkeypatch):
     """An independent check of the CNN path: functional ReLUs, published weights, 91.78 % on the whole test set."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")

@@ -21,7 +21,6 @@ BOXES = "…boxes are scored with annotations…"
 REFUSED = {
     "--preset sforme": f"unknown preset 'sforme'. Did you mean 'sformer' or 'uniform'? Known: {', '.join(sorted(PRESETS))}.",
     "--set softmax=row": "unknown softmax 'row'. Known: head, model, site.",
-    "--set levels=0": "levels 'mixed:0' need M ≥ 1 and a tail ≥ 0. The paper uses mixed:8.",
     "--set softmax=0": "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, not 0. The paper uses 0.0035.",
     "--set percentile=-1": "percentile must be in [0, 50), not -1. The paper uses 1.",
     "--limit 0": "limit must be at least 1, not 0. Leave it out for all 256 images.",
@@ -33,10 +32,7 @@ REFUSED = {
     "--passes nearest --budget -1": "…budget must be above 0…",
     "--budget 0.2": "…met by passes, and there are none…",
     "--length 8": "bundled:cifar10-vit reads no text, and --length is for text. Leave it out.",
-    "--calibrate {tmp_path}/none": "{tmp_path}/none: no such folder. Check the path, or use bundled:cifar10-test.",
     "--calibrate {vit_weights}": "{vit_weights}: this is a file. Give the folder that holds the images.",
-    "--calibrate bundled:cifar10": "unknown bundled images 'bundled:cifar10'. Did you mean 'bundled:cifar10-test' or "
-    "'bundled:cifar10-calibration'? Known: bundled:cifar10-calibration, bundled:cifar10-test.",
     "--weights {tmp_path}/w.pth": "{tmp_path}/w.pth: no such checkpoint file. Check the path given to --weights.",
     "--preprocess mean=0.5": "a normalization is three means and three positive deviations…",
     "--preprocess crop=much": "--preprocess crop takes numbers, not 'much'. Write --preprocess crop=224.",

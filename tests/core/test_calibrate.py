@@ -259,12 +259,6 @@ def test_values_that_are_not_finite_are_refused_where_they_appear(bad):
         calibrate(model, [rows()])
 
 
-def deaf() -> nn.Module:
-    """Computes, and then answers with a constant."""
-    layers = {"linear": nn.Linear(4, 3), "answer": nn.Parameter(torch.ones(3))}
-    return Layers(lambda self, x: (self.linear(x), self.answer.expand(len(x), -1))[1], **layers)
-
-
 def rounded() -> nn.Module:
     """No input changes its answer but by rounding."""
     answer = torch.tensor([1.0, 2.0, 3.0])
@@ -288,7 +282,6 @@ REFUSALS = {
         "this network multiplies nothing by a weight, so there is nothing to convert. "
         "Check that the right network was loaded.",
     ),
-    "constant": (deaf(), rows().split(16), IGNORED.format(64)),
     "constant but for rounding": (rounded(), rows().split(16), IGNORED.format(64)),
     "zero head": (with_head(0.0), rows().split(16), IGNORED.format(64)),
     "inputs that are the same": (mlp(), [torch.ones(3, 4)] * 2, IGNORED.format(6)),
@@ -337,6 +330,8 @@ def test_what_is_converted_already():
         (Recipe(domain="sided"), "domain='all', and the recipe has domain='sided'"),
         (Recipe(softmax=0.0035), "softmax='site', and the recipe has softmax=0.0035"),
         (Recipe(granularity="channel"), "granularity='site', and the recipe has granularity='channel'"),
+        (Recipe(payload_bits=4), "payload_bits=0, and the recipe has payload_bits=4"),
+        (Recipe(io="int8"), "io='analog', and the recipe has io='int8'"),
         (Recipe(percentile=2.0), "percentile=1.0, and the recipe has percentile=2.0"),
         (Recipe(levels="linear:8"), "levels='mixed:8', and the recipe has levels='linear:8'"),
         *((preset(name), "") for name in ("if", "uniform", "ecmt", "paper-vit-base")),

@@ -45,6 +45,7 @@ SMALL = r"must be (0 or )?from 1\.2e-38"
         ({"neuron": "if", "steps": 4}, r"'if' fires one spike per step, and levels 'mixed:8' are .*use levels='1,'\.$"),
         ({"neuron": "uniform", "levels": "bits:4", "steps": 2}, r"'uniform' is plain quantization and has one step\. Use steps=1\.$"),
         ({"placement": "relu"}, r"^unknown placement 'relu'\. Known: activation, synapse\.$"),
+        ({"io": "int8", "steps": 2}, r"^edges in 8 bits are for one timestep\. Use io='analog', or steps=1\.$"),
         ({"max_drop": 0.01}, "there are no passes"),
         ({"max_drop": 2.0, "passes": "nearest"}, "a share from 0 to 1"),
         ({"scale": "much"}, "scale must be a number, not 'much'"),

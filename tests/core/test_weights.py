@@ -14,7 +14,6 @@ from contract.conversion_contract import distance, randomize_, run, same_state, 
 from contract.networks import Layers, converted
 from onespike import Recipe
 from onespike.conversion.weights import fold_, unfold_
-from onespike.errors import UsageError
 from onespike.neurons import EightBit
 
 
@@ -167,17 +166,3 @@ def test_an_edge_whose_weight_is_no_layers_stays_analog_and_says_so():
     reason = "not in 8 bits, since its weight is not that of a linear map or convolution"
     assert places(snn)[":linear0_input"].extra_repr() == f"input of the network; {reason}"
     assert isinstance(places(snn)["head:linear0_input"], EightBit)
-
-
-def test_refusals():
-    with pytest.raises(
-        UsageError, match=r"^edges in 8 bits are for one timestep\. Use io='analog', or steps=1\.$"
-    ):
-        Recipe(io="int8", steps=2)
-    x = pictures()[1]
-    thresholds = onespike.calibrate(seeing(), [x])
-    with pytest.raises(
-        UsageError, match=r"calibrated with io='analog', and the recipe has io='int8'\. Calibrate with"
-    ):
-        onespike.convert(seeing(), thresholds, EDGES)
-    onespike.convert(seeing(), thresholds, Recipe(io="spiking"))  # the same thresholds serve

@@ -45,34 +45,6 @@ def test_differences_are_not_typed_by_hand(page):
     assert re.findall(r".*\d ± \d.*", blocks.sub("", text)) == []
 
 
-def test_tables_show_figures_with_all_that_belongs_to_them(monkeypatch):
-    columns = {
-        "what": records.Column("what"),
-        "x": records.Column("loss", "%", "+.1f"),
-        "n": records.Column("counts", "", ","),
-    }
-    figure = records.Figure
-    rows = [
-        {"what": "`a`", "x": figure(-1.25, error=0.5), "n": 1234567},
-        {"what": "b", "x": figure(2, low=-1, high=3.04)},
-        {"what": "c", "x": None, "n": figure(5, before=7, beside=6)},
-    ]
-    record = records.Record(
-        "some", "A test.", columns, rows, commit="f01c38d", date="2026-11-15", code=["README.md"]
-    )
-    monkeypatch.setattr(records, "read", lambda name: record.checked())
-    page = results.expanded("{{ results: some }}\n\nA loss of {{ result: some | a | x }}.")
-    assert "| `a` | −1.2 ± 0.5 % | 1,234,567 |" in page
-    assert "| b | +2.0 % (−1.0 to +3.0) | |" in page
-    assert "| c | – | 7 → 5 (6) |" in page
-    assert "A loss of −1.2 ± 0.5 %." in page
-    assert "command not recorded · November 15, 2026, version not recorded" in page
-    assert "processor not recorded" in page
-    assert "{{" not in results.expanded("{{ results: some | columns=what | rows=a;c }}")
-    with pytest.raises(records.RecordError, match="no row 'd'"):
-        results.expanded("{{ result: some | d | x }}")
-
-
 def test_code_that_has_changed_since_is_told(monkeypatch):
     record = records.read(records.names()[0])
     monkeypatch.setattr(records, "git", lambda *words: "abc\ndef" if words[0] == "log" else None)

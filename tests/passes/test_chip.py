@@ -78,14 +78,6 @@ def test_calibration_alone_holds_the_payload(levels):
     assert max(code.largest for code in codes(snn).values()) <= 7
 
 
-def test_another_payload_takes_another_calibration():
-    thresholds = onespike.calibrate(attention(), tokens())
-    with pytest.raises(
-        UsageError, match=r"with payload_bits=0, and the recipe has payload_bits=4\. Calibrate"
-    ):
-        onespike.convert(attention(), thresholds, preset("sformer", payload_bits=4))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
