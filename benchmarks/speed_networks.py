@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
 import onespike
-from onespike.calibration.thresholds import SiteThreshold
-from onespike.passes.base import axes
-from onespike.passes.layout import DIGITS, LARGEST, digit_levels
+from onespike.calibration.thresholds import SiteThreshold, is_bias
+from onespike.passes.base import PassContext, PassState, axes
+from onespike.passes.layout import DIGITS, LARGEST, bytes_, digit_levels
 
 NETWORKS = {
     "vit-tiny": ("timm", "vit_tiny_patch16_224"),
@@ -61,18 +62,21 @@ def as_best(model: nn.Module, x: torch.Tensor) -> nn.Module:
 
 
 def as_bytes(model: nn.Module, x: torch.Tensor) -> nn.Module:
-    """A network whose counts are bytes: uniform levels and equal steps of both signs, one for each channel."""
-    return shaped(model, x, onespike.Recipe(levels="bits:6", rounding="nearest"))
+    """The same without gains, with the levels of the pass `bytes` and centers that are biases."""
+    return shaped(model, x, onespike.Recipe(rounding="nearest"))
 
 
 def shaped(
     model: nn.Module, x: torch.Tensor, recipe: onespike.Recipe, levels: tuple[int, ...] = ()
 ) -> nn.Module:
-    """Return a converted network with one step per channel or head; with levels also centers, and gains by position."""
+    """Return a converted network with one step per channel or head, and centers; with levels also gains by position."""
     found = onespike.calibrate(model, [x[:2]], recipe)
+    if not levels:
+        found = bytes_(PassState(found, recipe), PassContext(model, [x[:2]])).thresholds
 
     def part(t: SiteThreshold, axes: tuple[int, ...], value: float) -> torch.Tensor:
-        return torch.full([t.shape[a] if a in axes else 1 for a in range(1 - len(t.shape), 0)], value)
+        shape = [t.shape[a] if a in axes else 1 for a in range(1 - len(t.shape), 0)]
+        return value * torch.linspace(0.9, 1.1, prod(shape)).view(shape)
 
     entries = dict(found.entries)
     for site, t in found.items():
@@ -83,7 +87,8 @@ def shaped(
         changes: dict[str, Any] = {"positive": step, "negative": step * float(t.negative.max() > 0)}
         if levels:
             changes["levels"] = levels
-        if along.center and levels:
+        biased = is_bias(site, model) and float(t.negative.max()) > 0
+        if along.center and (biased or levels):
             changes |= {"center": part(t, along.center, 0.01), "negative": step}
         if along.position is not None and levels:
             gain = torch.ones(t.shape[along.position])

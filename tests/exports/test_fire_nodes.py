@@ -99,12 +99,13 @@ def test_a_neuron_whose_half_is_within_the_quotient() -> None:
 
 
 def uniform() -> dict[str, Neuron]:
-    """Neurons that are one byte: of one or two signs, steps by row or by channel, centers and gains."""
+    """Neurons that are one byte, and one that is two: of one or two signs, steps by row or by channel, centers and gains."""
     numbers = torch.rand(10, generator=torch.Generator().manual_seed(1)) * 3 + 0.1
     rows = torch.tensor([[0.25], [8.0]])
     step = float(numbers[0])
     return {
         "one sign": ScaleFire(step, levels=mixed_levels(255, 0)),
+        "two bytes": ScaleFire(step, levels=mixed_levels(3 * 128 + 64, 0)),
         "negative": ScaleFire(0.0, 2 * step, levels=mixed_levels(100, 0)),
         "seven bits": ScaleFire(step, step, levels=mixed_levels(63, 0)),
         "eight bits": ScaleFire(step, step, levels=mixed_levels(127, 0)),
@@ -130,6 +131,6 @@ def test_uniform_levels_are_quantizers_that_fire_at_every_bound(tmp_path: Path) 
     translated(graph, list(neurons), {}, TRANSLATIONS).save(str(tmp_path / "all.onnx"))
     values = _session(tmp_path / "all.onnx").run(None, {"input": x.numpy()})
     model = pytest.importorskip("onnx").load(tmp_path / "all.onnx")
-    assert [node.op_type for node in model.graph.node].count("QuantizeLinear") == len(neurons)
+    assert [node.op_type for node in model.graph.node].count("QuantizeLinear") == len(neurons) + 1
     for (name, neuron), value in zip(neurons.items(), values, strict=True):
         assert torch.equal(torch.from_numpy(value), neuron.counts(x)), name

@@ -375,3 +375,15 @@ def test_passes_that_never_ran_are_refused():
     with pytest.raises(UsageError, match="passes center, and the thresholds"):
         convert(model, carried, recipe.replace(passes=(*QUICK, "center")))
     convert(model, carried, recipe.replace(scale=0.3))
+
+
+def test_counts_are_bytes_but_for_attention_weights() -> None:
+    """Behind GELU one sign hardly fires, and the other has more levels."""
+    state, context = ready()
+    result = PASSES["bytes"].run(state, context)
+    levels = {str(site): t.levels for site, t in result.spiking.items()}
+    assert all(of_site == tuple(range(1, len(of_site) + 1)) for of_site in levels.values())
+    softmax = {str(site) for site, t in result.spiking.items() if t.role == "softmax"}
+    assert {len(of_site) > 255 for site, of_site in levels.items() if site in softmax} == {True}
+    assert {len(of_site) for site, of_site in levels.items() if site not in softmax} <= {63, 112, 127}
+    assert {len(of_site) for site, of_site in levels.items() if ".qkv:" in site} == {63}

@@ -1,4 +1,4 @@
-"""Passes `nearest`, `thrifty` and `layout`: the integers a site may fire, and which of two it does."""
+"""Passes `nearest`, `thrifty`, `layout` and `bytes`: the integers a site may fire, and which of two it does."""
 
 from dataclasses import replace
 from functools import cache
@@ -14,6 +14,10 @@ from onespike.spikes.fire_functions import recognize
 
 UNIFORM, TAIL = 64, 11
 DIGITS, LARGEST = (2, 3, 4), 2048
+SIGNED, SKEWED, ONE_SIDED, TWO_BYTES = 63, 112, 127, 31 * 128 + 64
+"""Levels that one byte holds, so that sums of two products stay within 16 bits, and two bytes."""
+SKEW = 8
+"""How much farther values of one sign reach than the others, behind GELU and its like."""
 FINER, FARTHEST = 8, 2**20
 """How much finer the steps of a site may become in other passes, and the largest level of a tail."""
 
@@ -84,3 +88,17 @@ def layout(state: PassState, context: PassContext) -> PassState:
         layouts[site] = tuple(dict.fromkeys(map(state.recipe.payload, tails)))
     changed = state.with_sites({site: {"levels": choices[0]} for site, choices in layouts.items()})
     return replace(changed, layouts=layouts)
+
+
+@calibration_pass("bytes", stage="levels")
+def bytes_(state: PassState, context: PassContext) -> PassState:
+    """Use even levels that one byte holds: up to 63 for both signs, 127 for one; attention weights, which have few products, take two.
+
+    Runtimes that quantize multiply such counts at once.
+    """
+    changes = {}
+    for site, threshold in state.spiking.items():
+        less, more = sorted(float(side.max()) for side in (threshold.positive, threshold.negative))
+        most = SIGNED if more < SKEW * less else SKEWED if less > 0 else ONE_SIDED
+        changes[site] = {"levels": mixed_levels(TWO_BYTES if threshold.role == "softmax" else most, 0)}
+    return state.with_sites(changes)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from onespike.deploy.exports.comparators import BATCH_NORM, MOVES, POOLS, Chain, Step, overloads, shape_of
 from onespike.deploy.exports.graph import Graph, arguments, operation_of
-from onespike.deploy.exports.operations import least
+from onespike.deploy.exports.operations import BEFORE, least
 
 EXACT_BYTE = 129
 """Two products of bytes up to here with weights up to ±127 fit into 16 bits: processors without VNNI saturate larger sums."""
@@ -105,7 +105,7 @@ def bytes_(graph: Graph) -> None:
         with graph.body.inserting_before(fire):
             units = [
                 None,
-                *(graph.hold(f"worth.{fire.name}", torch.tensor(float(d.worth))) for _, d in digits[:-1]),
+                *(graph.hold(f"base.{fire.name}", torch.tensor(float(d.worth))) for _, d in digits[:-1]),
             ]
             parts = [
                 graph.insert(torch.ops.spikes.counts.default, byte, digit.zero, unit)
@@ -158,9 +158,9 @@ def _neuron(fire: fx.Node, graph: Graph) -> Neuron | None:
     most = levels[-1]
     if sides == "both" or not levels == named["bounds"] == list(range(1, most + 1)):
         return None
-    if sides == "positive" and most > 255 and most % BASE == SEVEN_BITS - 1 and most // BASE < EIGHT_BITS:
+    if sides == "positive" and most > 255 and most % BASE == SEVEN_BITS and most // BASE < EIGHT_BITS:
         above = Digit(0, most // BASE, 0, BASE)
-        return Neuron(named, (above, Digit(-SEVEN_BITS, SEVEN_BITS - 1, SEVEN_BITS)))
+        return Neuron(named, (above, Digit(-SEVEN_BITS, SEVEN_BITS, SEVEN_BITS)))
     low = 0 if sides == "positive" else -most
     high = 0 if sides == "negative" else most
     zero, least_count = zero_of(low, high), _least_count(named, graph)
@@ -316,6 +316,8 @@ def _rounded(fire: fx.Node, neuron: Neuron, affine: Affine, graph: Graph) -> lis
         while not step.dim() and gain is None and _moves_alone(x):
             moves.insert(0, x)
             x = x.args[0]
+        if len(neuron.digits) > 1 and "softmax" not in operation_of(x):  # the lower digit has both signs
+            x = graph.insert(ATEN.relu.default, x)
         result = []
         for digit in neuron.digits:
             scale = step * digit.worth
@@ -327,7 +329,8 @@ def _rounded(fire: fx.Node, neuron: Neuron, affine: Affine, graph: Graph) -> lis
             ends = (digit.low, digit.high, digit.zero, neuron.named["site"])
             counts = graph.insert(torch.ops.spikes.round.default, x, unit, *ends)
             if digit.worth > 1:
-                value = graph.insert(torch.ops.spikes.counts.default, counts, digit.zero, unit)
+                worth = graph.hold(f"worth.{fire.name}", (scale * BEFORE).float())
+                value = graph.insert(torch.ops.spikes.counts.default, counts, digit.zero, worth)
                 x = graph.insert(ATEN.sub.Tensor, x, value)
             for node in moves:
                 counts = graph.insert(node.target, counts, *node.args[1:])

@@ -48,6 +48,10 @@ def write(request: Request, file: Path) -> Foreign:
     if request.integer:
         multiply_(graph)
     bytes_(graph)
+    tables = len(graph.calls_of("spikes.fire"))
+    if request.integer and tables:
+        note = f"{tables} of {len(graph.sites)} sites fire by tables, which is slow: preset='bytes' makes every count a byte"
+        graph.notes += (note,)
     # a site may fire more than once
     counts = [f"{site}#{number}" for number, site in enumerate(graph.sites)]
     model = translated(graph, [*graph.outputs, *counts], request.facts, TRANSLATIONS)
