@@ -55,6 +55,8 @@ class Neuron(NamedTuple):
 
     named: dict[str, Any]
     digits: tuple[Digit, ...]
+    within: bool = False
+    """Whether no input reaches beyond its counts, as attention weights do not where one weight of 1 is a count."""
 
     @property
     def low(self) -> int:
@@ -159,8 +161,11 @@ def _neuron(fire: fx.Node, graph: Graph) -> Neuron | None:
     if sides == "both" or not levels == named["bounds"] == list(range(1, most + 1)):
         return None
     if sides == "positive" and most > 255 and most % BASE == SEVEN_BITS and most // BASE < EIGHT_BITS:
+        step = graph.tensor(named["positive"])
+        within = "softmax" in operation_of(named["x"]) and named["gain"] is None
+        within = within and step is not None and float(step.min()) * most >= 1
         above = Digit(0, most // BASE, 0, BASE)
-        return Neuron(named, (above, Digit(-SEVEN_BITS, SEVEN_BITS, SEVEN_BITS)))
+        return Neuron(named, (above, Digit(-SEVEN_BITS, SEVEN_BITS, SEVEN_BITS)), within)
     low = 0 if sides == "positive" else -most
     high = 0 if sides == "negative" else most
     zero, least_count = zero_of(low, high), _least_count(named, graph)
@@ -326,8 +331,9 @@ def _rounded(fire: fx.Node, neuron: Neuron, affine: Affine, graph: Graph) -> lis
                 if bool((scale != 1).any())
                 else None
             )
-            ends = (digit.low, digit.high, digit.zero, neuron.named["site"])
-            counts = graph.insert(torch.ops.spikes.round.default, x, unit, *ends)
+            ends = (-digit.zero, 255 - digit.zero) if neuron.within else (digit.low, digit.high)
+            facts = (*ends, digit.zero, neuron.named["site"])
+            counts = graph.insert(torch.ops.spikes.round.default, x, unit, *facts)
             if digit.worth > 1:
                 worth = graph.hold(f"worth.{fire.name}", (scale * BEFORE).float())
                 value = graph.insert(torch.ops.spikes.counts.default, counts, digit.zero, worth)
