@@ -14,7 +14,6 @@ import onespike
 from onespike.adapters import load_model
 from onespike.errors import LoadError
 from onespike.recipe import Recipe
-from onespike.reports.card import write_card
 from onespike.runs import choose, choose_labeled, convert_network, evaluate_pair
 
 
@@ -45,6 +44,8 @@ def test_there_and_back(pair: Any, tmp_path: Path) -> None:
     hub = Folder(tmp_path)
     address = onespike.push_to_hub(folder, "me/vit", license="mit", evaluation=figures, api=hub)
     assert address == str(tmp_path / "me/vit") and hub.private is True
+    with pytest.raises(LoadError, match=r"^me/nothing: neither a folder nor a repository .* connection\.$"):
+        onespike.from_pretrained("me/nothing")
     again = onespike.from_pretrained(address)
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -60,12 +61,3 @@ def test_there_and_back(pair: Any, tmp_path: Path) -> None:
     assert text.count(" to ") >= 6  # four figures, agreement, KL and difference have intervals
     assert f"{figures['energy']['counts']:.3f}" in text and "thresholds from 4 unlabeled inputs" in text
     assert json.loads((tmp_path / "me/vit/config.json").read_text())["network"] == "bundled:cifar10-vit"
-
-
-def test_refusals(pair: Any, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"^me/nothing: neither a folder nor a repository .* connection\.$"):
-        onespike.from_pretrained("me/nothing")
-    onespike.save(tmp_path / "whole", pair)
-    write_card(tmp_path / "whole", license="mit")
-    text = (tmp_path / "whole" / "README.md").read_text()
-    assert "Not measured." in text and 'onespike.from_pretrained(".")' in text and "OWNER/NAME" not in text

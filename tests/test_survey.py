@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from contract.networks import converted, counted
+from contract.networks import Layers, converted, counted
 from onespike.conversion.firing import Neurons
 from onespike.diagnosis.probe import Probe, analog, trail
 from onespike.energy.ledger import Ledger
@@ -56,13 +56,10 @@ def test_the_ledger_is_the_same_and_only_the_first_visits_are_surveyed(surveyed)
 
 
 def test_softmax_rows_lose_what_their_neurons_do_not_fire():
-    class Attend(nn.Module):
-        def forward(self, x):
-            return (x @ x.mT * 3).softmax(-1) @ x
-
     torch.manual_seed(0)
+    attend = Layers(lambda self, x: (x @ x.mT * 3).softmax(-1) @ x)
     batches = [torch.randn(4, 6, 5) for _ in range(3)]
-    model = nn.Sequential(nn.Linear(5, 5), Attend(), nn.Linear(5, 2))
+    model = nn.Sequential(nn.Linear(5, 5), attend, nn.Linear(5, 2))
     snn = converted(model, torch.cat(batches))
     row = counted(snn, batches[0], ledger=Survey()).details["1:matmul1_lhs"]
     assert row.role == "softmax" and row.rows == 24

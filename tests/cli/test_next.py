@@ -39,7 +39,6 @@ WORDS = {
     "inspect RUN": "",
     "list models cifar10": "",
     "list presets": "",
-    "list passes": "",
     "list fields": "",
     "reproduce list": "",
     "reproduce theorems --trials 1": "",

@@ -23,8 +23,6 @@ REFUSED = {
     "--set softmax=row": "unknown softmax 'row'. Known: head, model, site.",
     "--set softmax=0": "a fixed softmax threshold must be from 1.2e-38 to 3.4e+38, as float32 holds it, not 0. The paper uses 0.0035.",
     "--set percentile=-1": "percentile must be in [0, 50), not -1. The paper uses 1.",
-    "--limit 0": "limit must be at least 1, not 0. Leave it out for all 256 images.",
-    "--batch-size 0": "batch size must be at least 1, not 0. Try 32.",
     "--set neuron=uniform --set steps=2": "…has one step. Use --set steps=1.",
     "--set include=backbone": "…has no backbone apart from the rest…",
     "--device cuda:99": f"device 'cuda:99' {DEVICE}",
@@ -110,7 +108,6 @@ USAGE = {
     f"convert {VIT} --calibrate {CALIBRATION}": "Missing option '--out'.",
     "doctor run": "Missing option '--data'.",
     f"evaluate run --data {TEST} --limit few": "Invalid value for '--limit': ",
-    "inspect": "Missing argument 'RUN'.",
     "inspect run --shiny": "No such option: --shiny",
     "invert": "No such command 'invert'.",
 }

@@ -89,14 +89,10 @@ def test_uncovered_products_are_refused_until_they_are_excluded(layer, owner, ma
     assert ledger.analog_products >= macs * len(rows())
 
 
-def weighted() -> nn.Module:
-    """A linear map whose product is taken element by element and summed up: no matrix product is seen."""
-    return Layers(lambda self, x: (x[:, None] * self.weight).sum(-1), weight=weight())
-
-
 def test_a_weighted_sum_is_listed_and_charged():
     torch.manual_seed(0)
-    model = mlp(weighted())
+    # no matrix product is seen
+    model = mlp(Layers(lambda self, x: (x[:, None] * self.weight).sum(-1), weight=weight()))
     thresholds = calibrate(model, rows().split(32))
     assert thresholds.uncovered == {("4", "weighted_sum"): 64}
     snn = convert(model, thresholds)

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,19 +87,13 @@ def works(library: ctypes.CDLL) -> bool:
     return list(sums) == [3, 5]
 
 
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 def test_kept_once_and_for_us_alone(compiled, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a" / "b"))
-    with umask(0):
+    before = os.umask(0)
+    try:
         assert works(build._load()) and works(build._load())
+    finally:
+        os.umask(before)
     assert len(compiled) == 1
     [file] = build.cache_folder().iterdir()
     places = [tmp_path / "a", tmp_path / "a" / "b", build.cache_folder(), file]

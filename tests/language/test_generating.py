@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import onespike
+from contract.networks import Layers
 from language_folders import llama_network
 from onespike import kernels
 from onespike.errors import OnespikeWarning
@@ -67,16 +68,13 @@ def test_a_router_without_a_bias_runs_on_integers() -> None:
 
 @pytest.mark.skipif(kernels.best_path() is None, reason="no integer units here")
 def test_a_bias_of_another_name_stays() -> None:
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.shift = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.full((3,), 9.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.linear(x, self.weight, self.shift)
-
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Shifted(), nn.ReLU(), nn.Linear(3, 2)).eval()
+    shifted = Layers(
+        lambda self, x: nn.functional.linear(x, self.weight, self.shift),
+        weight=nn.Parameter(torch.randn(3, 8)),
+        shift=nn.Parameter(torch.full((3,), 9.0)),
+    )
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), shifted, nn.ReLU(), nn.Linear(3, 2)).eval()
     snn = onespike.spike(model, [torch.randn(64, 4)], "sformer")
     inputs = torch.randn(16, 4)
     values = [network[:3](inputs) for network in (snn, onespike.optimize(snn, integer_units=True))]

@@ -94,21 +94,6 @@ def test_a_dataset_of_the_library(tmp_path, monkeypatch):
         documents("datasets:wikitext")
 
 
-def test_perplexity_by_hand(tmp_path):
-    """Uniform guesses among V tokens: perplexity V."""
-    from onespike.tasks.language import Perplexity
-
-    file = tmp_path / "story.txt"
-    file.write_text(sentence(1, 63), encoding="utf-8")
-    items = pack(str(file), TOKENS, 8)
-    metric = Perplexity(items.contents)
-    flat = torch.zeros(len(items), 8, 32)
-    metric.update(flat, flat, torch.arange(len(items)))
-    found = metric.compute()
-    assert found["ann"]["perplexity"] == pytest.approx(32)
-    assert found["kl"] == 0 and found["agreement"] == 100 and found["difference"] == 0
-
-
 def test_perplexity_is_transformers_own_loss(tmp_path):
     from language_folders import llama
     from onespike.adapters import load_model

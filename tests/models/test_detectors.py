@@ -163,14 +163,6 @@ def deformable_detr() -> nn.Module:
     return hf.DeformableDetrForObjectDetection(config).requires_grad_(False)
 
 
-def yolos() -> nn.Module:
-    config = hf.YolosConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
-        patch_size=16, num_detection_tokens=4, num_labels=3,
-    )  # fmt: skip
-    return hf.YolosForObjectDetection(config)
-
-
 def mask2former() -> nn.Module:
     swin = hf.SwinConfig(
         image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
@@ -209,10 +201,6 @@ TestDeformableDetr = contract(
         "model.encoder.layers.0.self_attn.attn", *(f"model.decoder.layers.{i}.encoder_attn.attn" for i in (0, 1))
     ),
 )  # fmt: skip
-TestYolos = contract(
-    yolos, named, Uncompiled, inputs=("vit.embeddings.patch_embeddings.projection:conv0_input",), spiking=14, softmax=1,
-    heads=("class_labels_classifier.layers.2:linear0_input", "bbox_predictor.layers.2:linear0_input"),
-)  # fmt: skip
 MASKS = "model.transformer_module.decoder.mask_predictor"
 TestMask2Former = contract(
     mask2former, named, Uncompiled, spiking=74, softmax=6, weights=3,
@@ -220,8 +208,15 @@ TestMask2Former = contract(
     heads=(f"{MASKS}:einsum0_0", f"{MASKS}:einsum0_1", "class_predictor:linear0_input"),
     analog=deformable("model.pixel_level_module.decoder.encoder.layers.0.self_attn"),
 )  # fmt: skip
-VIT_DET = dict(inputs=("embeddings.projection:conv0_input",), spiking=20, softmax=2)
-TestVitDet = contract(vit_det, named, Uncompiled, **VIT_DET, weights=4)  # tables of relative positions
+TestVitDet = contract(  # its weights are tables of relative positions
+    vit_det,
+    named,
+    Uncompiled,
+    inputs=("embeddings.projection:conv0_input",),
+    spiking=20,
+    softmax=2,
+    weights=4,
+)
 TestScenes = contract(
     lambda: SceneDetector(32, detections=4), lambda: images(64), Uncompiled, inputs=("backbone.stage1.0:conv0_input",),
     heads=("boxes:conv0_input", "classes:conv0_input", ":matmul0_lhs", ":matmul0_rhs"), spiking=36, softmax=3,
