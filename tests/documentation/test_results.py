@@ -57,25 +57,6 @@ def test_code_that_has_changed_since_is_told(monkeypatch):
     assert "cannot be told" in results.making(record)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"commit": "main"}, "no commit"), ({"date": "yesterday"}, "no date"), ({"code": ["gone.py"]}, "not there"),
-        ({"rows": [{"what": "a", "y": 1}]}, "Add these columns"), ({"rows": [{"what": ["a"]}]}, "Write a number"),
-        ({"rows": []}, "needs columns, rows"),
-    ],
-)  # fmt: skip
-def test_records_of_another_form_are_refused(change, message):
-    whole = {
-        "name": "some",
-        "about": "A test.",
-        "columns": {"what": records.Column("what")},
-        "rows": [{"what": "a"}],
-    }
-    with pytest.raises(records.RecordError, match=message):
-        records.Record(**{**whole, **change}).checked()
-
-
 def test_a_benchmark_leaves_a_record(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks" / "speed.py"), "--only", "speed vit-base 8 *"])
