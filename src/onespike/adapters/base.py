@@ -117,8 +117,7 @@ def load_model(
             raise UsageError(f"{spec}: no weights given. Give one of {OPTIONS}.")
     if attention is not None and attention not in ATTENTIONS:
         raise unknown("attention", attention, ATTENTIONS)
-    file = None if weights is None else Path(weights)
-    source = Source(spec, file, pretrained, random_weights, attention)
+    source = Source(spec, None if weights is None else Path(weights), pretrained, random_weights, attention)
     from onespike.adapters.checkpoints import files_of, load_from_disk
 
     if on_disk and (files := files_of(name, source)):

@@ -25,7 +25,6 @@ REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint by name, on the CPU: of a state dict, or of one in a training checkpoint."""
-    path = Path(path)
     if path.suffix not in SUFFIXES:
         kinds = ", ".join(SUFFIXES)
         raise LoadError(f"{path}: checkpoints of this kind cannot be read. Give a file that ends in {kinds}.")
@@ -167,10 +166,9 @@ def load_from_disk(adapter: Any, name: str, source: Source, files: Sequence[Path
     first = {id(p): name for name, p in reversed(every.items()) if name in stored}
     tied = {name: first.get(id(p), name) for name, p in every.items()}
     tensors = {name: stored[other] for name in wanted if (other := tied.get(name, name)) in stored}
-    missing = [name for name in wanted if name not in tensors]
     reshaped = [(n, t.shape, wanted[n].shape) for n, t in tensors.items() if t.shape != wanted[n].shape]
     try:
-        refuse_differences(place, model, missing, [], reshaped)
+        refuse_differences(place, model, [name for name in wanted if name not in tensors], [], reshaped)
     except LoadError as error:
         raise LoadError(
             f"{error} Names that a library translates are read into memory only: without device_map=blocks."

@@ -95,8 +95,7 @@ def processed(processor: Any, masks: bool, class_names: tuple[str, ...] | None) 
     def objects_with_masks(output: Any) -> list[Objects]:
         """Return queries with their most likely class; the last class is no object."""
         scores, labels = output.class_queries_logits.softmax(-1)[..., :-1].max(-1)
-        pixels = output.masks_queries_logits.sigmoid()
-        queries = zip(scores, labels, pixels, strict=True)
+        queries = zip(scores, labels, output.masks_queries_logits.sigmoid(), strict=True)
         return [{"scores": s, "labels": c, "masks": m} for s, c, m in queries]
 
     results, objects = (instances, objects_with_masks) if masks else (boxes, objects_with_boxes)

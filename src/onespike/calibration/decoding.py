@@ -30,8 +30,7 @@ def prompts(batch: Mapping[str, Any]) -> dict[str, Any]:
         fits = x.dim() == 2 and x.shape[1] == longest > TOKENS and not x.is_floating_point()
         return x[:, :-TOKENS] if fits else x
 
-    cut: dict[str, Any] = tree_map_only(Tensor, shortened, take(dict(batch), slice(0, INPUTS)))
-    return {**cut, "use_cache": True}
+    return {**tree_map_only(Tensor, shortened, take(dict(batch), slice(0, INPUTS))), "use_cache": True}
 
 
 def decoding_sites(model: Any, batch: Any, trace: Trace, observe: Observe) -> dict[Site, SiteFacts]:
@@ -41,7 +40,6 @@ def decoding_sites(model: Any, batch: Any, trace: Trace, observe: Observe) -> di
     """
     if not hasattr(model, "prepare_inputs_for_generation") or not isinstance(batch, Mapping):
         return {}
-
     reached = set[Site]()
 
     def see(site: Site, x: Tensor) -> None:

@@ -78,7 +78,6 @@ class Parts(Sequence[Any]):
 
 
 def batches_of(items: Items, loaded: LoadedModel, batch_size: int) -> Iterator[Any]:
-    """Return inputs in batches, without labels."""
     return (inputs for inputs, _ in loaded.batches(items, batch_size))
 
 
@@ -122,7 +121,6 @@ class Inputs(Parts):
 
     @cached_property
     def size(self) -> int:
-        """Return the number of images in a part."""
         first = next(self._batches([self.items[self.order[0]]], 1))
         return part_size(first, len(self.items), self.loaded.task)
 
@@ -131,5 +129,4 @@ class Inputs(Parts):
 
     def __getitem__(self, index: int) -> Any:  # type: ignore[override]
         start = range(0, len(self.items), self.size)[index]
-        part = [self.items[i] for i in self.order[start : start + self.size]]
-        return next(self._batches(part, self.size))
+        return next(self._batches([self.items[i] for i in self.order[start : start + self.size]], self.size))

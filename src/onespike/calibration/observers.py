@@ -51,7 +51,6 @@ class Histogram:
         self.minimum = self.minimum.to(x.device).minimum(low.float())
 
     def merge(self, other: Histogram) -> None:
-        """Add what another histogram of the same site has seen."""
         self.counts = self.counts + other.counts
         self.maximum = self.maximum.maximum(other.maximum)
         self.minimum = self.minimum.minimum(other.minimum)
@@ -63,8 +62,7 @@ class Histogram:
         index -= (bits >> 31) * self.bins  # −1 where the sign bit is set
         if len(x) > 1:
             index += torch.arange(len(x), device=x.device, dtype=torch.int32)[:, None] * (2 * self.bins)
-        counts = torch.bincount(index.flatten(), minlength=len(x) * 2 * self.bins)
-        return counts.view(len(x), 2, self.bins)
+        return torch.bincount(index.flatten(), minlength=len(x) * 2 * self.bins).view(len(x), 2, self.bins)
 
     def quantile(self, percentile: float, side: int, domain: str = "all") -> Tensor:
         """Return the magnitude at the top `percentile` % of the positive (+1) or negative (−1) side; 0 if it is empty."""
@@ -77,8 +75,7 @@ class Histogram:
         share = (100.0 - percentile) / 100.0
         ranks = [math.ceil(int(n) * share - 1e-9) for n in total]
         beyond = total - torch.tensor(ranks, device=total.device)
-        from_top = one_side.flip(1).cumsum(1)
-        position = self.bins - 1 - (from_top <= beyond[:, None]).sum(1)
+        position = self.bins - 1 - (one_side.flip(1).cumsum(1) <= beyond[:, None]).sum(1)
         shift = 23 - self.mantissa_bits  # the value is the middle of its bin
         bits = ((position.clamp_min(1) + self.lowest - 1) << shift) + (1 << (shift - 1))
         middle = bits.to(torch.int32).view(torch.float32).minimum(extreme)

@@ -68,7 +68,6 @@ class _SiteObserver:
                 self.heads = largest.maximum(self.heads)
 
     def merge(self, other: _SiteObserver) -> _SiteObserver:
-        """Add what another observer of the same site has seen; return self."""
         self.histogram.merge(other.histogram)
         self.may_be_softmax = self.may_be_softmax and other.may_be_softmax
         if self.by_head and other.by_head:
@@ -225,7 +224,6 @@ class _Variation:
         self.varies = self.varies or any(_differ(x, first.to(x.device)) for x, first in pairs)
 
     def merge(self, other: _Variation) -> _Variation:
-        """Add what another process has seen; return self."""
         pairs = zip(other.first, self.first, strict=False)
         self.varies |= other.varies or any(_differ(x[None], first) for x, first in pairs)
         self.first = self.first or other.first

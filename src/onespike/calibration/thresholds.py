@@ -18,8 +18,7 @@ CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularit
 
 def calibrated_by(recipe: Recipe) -> dict[str, Any]:
     """Return what a recipe says about calibration; thresholds keep it, and `convert` compares."""
-    fields = {name: getattr(recipe, name) for name in CALIBRATED}
-    return fields | {"levels": parse_levels(recipe.levels).name}
+    return {name: getattr(recipe, name) for name in CALIBRATED} | {"levels": parse_levels(recipe.levels).name}
 
 
 def is_bias(site: Site, model: nn.Module) -> bool:
@@ -53,7 +52,6 @@ class SiteThreshold:
     change: Tensor | None = None  # of the weight behind the spikes and, in a last column, of its bias
 
     def centered(self, x: Tensor) -> Tensor:
-        """Return x − center."""
         return x if self.center is None else x - self.center
 
     @property
@@ -98,7 +96,6 @@ class Thresholds(Mapping[Site, SiteThreshold]):
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """Return the calibration passes that have been applied."""
         return tuple(self.provenance.get("passes", ()))
 
     @property

@@ -231,8 +231,7 @@ def commands(
     else:  # neurons without λ have nothing to search
         words["search"] = words["calibration"]
     if kinds:
-        worst = min(kinds, key=lambda kind: kinds[kind])
-        words["kind"] = again(exclude=(*pair.recipe.exclude, worst))
+        words["kind"] = again(exclude=(*pair.recipe.exclude, min(kinds, key=lambda kind: kinds[kind])))
     reaching = tuple(dict.fromkeys((*pair.recipe.passes, *OUTLIER_PASSES)))
     per_site = tuple(dict.fromkeys((*pair.recipe.passes, "allocate")))
     words["per site"] = words["search"]

@@ -103,14 +103,12 @@ def column_of(name: str) -> Column:
 
 
 def reading_of(name: str) -> Reading:
-    """Return how a column reads a spike."""
     if (reading := column_of(name).reading) is None:
         raise unknown("energy column of spikes", name, searchable())
     return reading
 
 
 def meanings() -> dict[str, str]:
-    """Return column → its meaning in one line."""
     return {name: column.meaning for name, column in COLUMNS.items()}
 
 
@@ -125,7 +123,6 @@ def searchable() -> list[str]:
 
 
 def integer_reading(name: str) -> str | None:
-    """Return the integer reading of a column, if it has one."""
     return next((other for other, column in COLUMNS.items() if column.integer_of == name), None)
 
 

@@ -190,7 +190,6 @@ class Ledger:
         """See what a neuron got, fired and passed on; a plain ledger has counted it already."""
 
     def merge(self, other: Ledger) -> None:
-        """Add what another ledger has counted over other inputs."""
         for site, row in other.sites.items():
             if self.sites.setdefault(site, row) is not row:
                 self.sites[site].merge(row)
@@ -269,10 +268,9 @@ class Ledger:
 
         NaN where neurons replace ReLUs, so that no count of spikes reaches a product, or an operation has no price.
         """
-        entry = column_of(column)
         if not self.macs:
             raise UsageError("this ledger has counted nothing. Run the network within metered(model) first.")
-        if entry.reading is not None and any(site.is_activation for site in self.sites):
+        if column_of(column).reading is not None and any(site.is_activation for site in self.sites):
             return math.nan
         return _energy_pj(self.items(column, double), prices) / self.original_pj(prices)
 

@@ -41,7 +41,6 @@ class SiteSurvey:
     histogram: Tensor = field(default_factory=lambda: torch.zeros(BINS))
 
     def add(self, neuron: Neuron, site: Site, x: Tensor, output: Tensor) -> None:
-        """Add one input of the site and what it passed on."""
         code = neuron.code()
         (up, down), seen = code.units(), code.coordinate(x)
         step = torch.where(seen >= 0, up, down)

@@ -41,18 +41,16 @@ class Verification:
         return "\n".join([first, *(f"{title}: {', '.join(n) or 'none'}" for title, n in lists.items())])
 
 
-def _tick(operand: Operand, x: Tensor) -> Tensor:
-    """Mark a neuron as reached, in a buffer, so that this compiles."""
-    operand.neuron().ticks.add_(1)
-    return operand.value(x)
-
-
 def _reached_when_compiled(model: nn.Module, batch: Any, backend: str) -> set[Site]:
+    def tick(operand: Operand, x: Tensor) -> Tensor:
+        operand.neuron().ticks.add_(1)  # in a buffer, so that this compiles
+        return operand.value(x)
+
     neurons = dict(named_neurons(model))
     for neuron in neurons.values():
         neuron.register_buffer("ticks", torch.zeros((), device=device_of(model)), persistent=False)
     try:
-        with torch.no_grad(), visiting(model, Visit(_tick)):
+        with torch.no_grad(), visiting(model, Visit(tick)):
             call(torch.compile(model, backend=backend), batch)
         return {site for site, neuron in neurons.items() if float(neuron.get_buffer("ticks")) > 0}
     finally:

@@ -124,7 +124,6 @@ def evaluate(
 
 
 def scale_if_any(snn: nn.Module) -> float | None:
-    """Return λ; None for neurons without one."""
     with suppress(UsageError):
         return float(scale_of(snn).value)
     return None

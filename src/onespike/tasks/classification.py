@@ -268,6 +268,5 @@ class Classification(Task):
             sum(((evaluation[key][top], span(evaluation, f"{key}.{top}")) for top in ("top1", "top5")), ())
             for key in NETWORKS
         )
-        table = Table(("top-1 %", "95 %", "top-5 %", "95 %"), rows)
         title = "Agreement with the original" if evaluation["snn"]["top1"] is None else "Accuracy"
-        return Summary(title, table, note, published=publisher)
+        return Summary(title, Table(("top-1 %", "95 %", "top-5 %", "95 %"), rows), note, published=publisher)

@@ -130,8 +130,7 @@ def _rgb(image: Image, item: Item) -> Image:
         raise DataError(f"{_title(item)} has {frames} frames. Save the one that is meant by itself.")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         # The high byte, as Pillow reads 16-bit color: there are four per pixel, in the machine's order.
-        four = image.convert("I").tobytes()
-        high = four[1 if sys.byteorder == "little" else 2 :: 4]
+        high = image.convert("I").tobytes()[1 if sys.byteorder == "little" else 2 :: 4]
         return cast("Image", _pillow(item.path).frombytes("L", image.size, high)).convert("RGB")
     if image.mode in ("I", "F"):
         bits = "32-bit integers" if image.mode == "I" else "floating-point numbers"

@@ -85,8 +85,7 @@ def limit(items: Items, count: int | None) -> Items:
     if count < 1:
         raise UsageError(f"limit must be at least 1, not {count}. Leave it out for all {len(items)} images.")
     count = min(count, len(items))
-    chosen = tuple(items[i * len(items) // count] for i in range(count))
-    return dataclasses.replace(items, items=chosen)
+    return dataclasses.replace(items, items=tuple(items[i * len(items) // count] for i in range(count)))
 
 
 def check_batch_size(size: int) -> None:
