@@ -17,13 +17,11 @@ from onespike.sources import SOURCES, forms
 from onespike.tasks import Classification, Detection, Items, Task, batches
 from onespike.tasks.inputs import Batches
 
-ALIGNMENT = 64
-"""Bytes at multiples of which torch puts what it allocates."""
+ALIGNMENT = 64  # bytes at multiples of which torch puts what it allocates
 ATTENTIONS = ("sdpa", "eager")
 BACKBONES = ("backbone", "model.backbone", "vit", "model.pixel_level_module.encoder")
 """Names that detectors give to the part that a classifier also has."""
-Normalization = tuple[tuple[float, ...], tuple[float, ...]]
-"""A mean and a standard deviation per channel."""
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]  # a mean and a standard deviation per channel
 
 
 @dataclass(frozen=True)

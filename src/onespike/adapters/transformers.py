@@ -29,8 +29,7 @@ HEADS = {
     EMBEDS: ("ForMaskedLM", "ForPreTraining"),
 }
 """The class that builds a network → the endings of its architectures' names; all others classify."""
-LENGTH, SENTENCE = 512, 256
-"""Default limit of tokens per window, and per embedded text."""
+LENGTH, SENTENCE = 512, 256  # default limit of tokens per window, and per embedded text
 POOLING, FIRST = Path("1_Pooling") / "config.json", "pooling_mode_cls_token"
 """The file in which sentence-transformers states the pooling, and its word for the first state."""
 
@@ -214,12 +213,10 @@ def _build(
     else:
         model, report = automatic.from_pretrained(name, use_safetensors=True, **where, **settings)
     # transformers fills missing tensors with random numbers and continues; a converted network must not.
-    # Surplus tensors (heads for other tasks) are common in published checkpoints.
-    missing, mismatched, surplus = (
-        sorted(report[f"{k}_keys"]) for k in ("missing", "mismatched", "unexpected")
-    )
+    # Extra tensors (heads for other tasks) are common in published checkpoints.
+    missing, reshaped, extra = (sorted(report[f"{k}_keys"]) for k in ("missing", "mismatched", "unexpected"))
     place = str(source.file) if source.file else source.spec
-    refuse_differences(place, model, missing, surplus if source.file else [], mismatched)
+    refuse_differences(place, model, missing, extra if source.file else [], reshaped)
     if source.file:
         refuse_types(place, tensors.items(), model.state_dict())
     for file in sorted(Path(name).glob("*.safetensors")) if source.pretrained else ():

@@ -17,8 +17,7 @@ from onespike.sites import Site
 from onespike.sites.padding import token_lengths
 from onespike.sites.tracer import Observe, SiteFacts, Trace, Tracer
 
-INPUTS, TOKENS = 4, 4
-"""Inputs that are continued, and by how many tokens."""
+INPUTS, TOKENS = 4, 4  # inputs that are continued, and by how many tokens
 FAILURES = (ArithmeticError, AttributeError, LookupError, OnespikeError, RuntimeError, TypeError, ValueError)
 
 

@@ -14,8 +14,7 @@ from onespike.runtime.processes import ALONE, Processes
 from onespike.sites.padding import MASK, mask_of
 from onespike.tasks import Item, Items, Meaning, batches
 
-MOST, ELEMENTS = 8, 8 * 3 * 224 * 224
-"""Inputs per part, and how many numbers they may hold."""
+MOST, ELEMENTS = 8, 8 * 3 * 224 * 224  # inputs per part, and how many numbers they may hold
 MEMORY = 2**30
 """Bytes of decoded inputs that `Inputs` remembers; further ones are decoded whenever they are read."""
 
@@ -112,7 +111,6 @@ class Inputs(Parts):
         return (inputs for inputs, _ in batches(items, lambda decoded: decoded, batch_size, **settings))
 
     def one(self) -> Any:
-        """Return the first input, in a batch of its own."""
         return next(self._batches(self.items.items[:1], 1))
 
     def stream(self, processes: Processes = ALONE) -> Iterator[Any]:

@@ -72,8 +72,7 @@ class Histogram:
         one_side = self.counts[:, 0 if side > 0 else 1]
         total = one_side[:, 1:].sum(1) if domain == "sided" else self.counts.sum((1, 2))
         # inverted_cdf: the element of rank ceil(q·n); `beyond` elements are larger
-        share = (100.0 - percentile) / 100.0
-        ranks = [math.ceil(int(n) * share - 1e-9) for n in total]
+        ranks = [math.ceil(int(n) * ((100.0 - percentile) / 100.0) - 1e-9) for n in total]
         beyond = total - torch.tensor(ranks, device=total.device)
         position = self.bins - 1 - (one_side.flip(1).cumsum(1) <= beyond[:, None]).sum(1)
         shift = 23 - self.mantissa_bits  # the value is the middle of its bin

@@ -27,10 +27,8 @@ from onespike.sites.tracer import Trace, Tracer, joined
 from onespike.sites.unfused import plain
 from onespike.spikes import parse_levels
 
-CHANNELS = 4
-"""Inputs with at most so many channels are images: each channel has its range."""
-ROUNDING = 2.0**-23
-"""Differences up to this share of an output's spread are those of float32."""
+CHANNELS = 4  # inputs with at most so many channels are images: each channel has its range
+ROUNDING = 2.0**-23  # differences up to this share of an output's spread are those of float32
 
 
 class _SiteObserver:

@@ -10,8 +10,7 @@ from onespike.recipe import Recipe
 from onespike.sites import Site
 from onespike.spikes import parse_levels
 
-EDGES = ("input", "head")
-"""The roles of the network's input and of its output layer's input."""
+EDGES = ("input", "head")  # the roles of the network's input and of its output layer's input
 CALIBRATED = ("neuron", "levels", "percentile", "domain", "softmax", "granularity", "io", "payload_bits")
 """The recipe's fields that act in calibration alone: other values take other thresholds."""
 

@@ -40,8 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nearest rounding": {"rounding": "nearest"},
 }
 """Recipes that may do better; each is calibrated on one half of the probe and measured on the other."""
-PASSES = FAST
-"""Passes to measure for a run without passes; tuning would take hours."""
+PASSES = FAST  # passes to measure for a run without passes; tuning would take hours
 OUTLIER_PASSES = ("nearest", "layout", "tokens", "allocate")
 """Options that let levels reach the largest values, and give large tokens separate steps."""
 

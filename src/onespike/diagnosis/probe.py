@@ -27,8 +27,7 @@ COUNTED = 8
 """Inputs on which a sweep counts spikes: energy hardly varies between inputs, and counting takes time."""
 SAMPLED = 1 << 16
 """Elements of a site that a trail compares, evenly spaced: enough for a power, with little memory."""
-FAR = 1.5
-"""A value is an outlier if it is this many times the value of the largest level."""
+FAR = 1.5  # a value is an outlier if it is this many times the value of the largest level
 NAMED = 3
 
 

@@ -18,11 +18,9 @@ from onespike.spikes.code import SHIFTS, SUM_SHIFTS
 if TYPE_CHECKING:
     from onespike.energy.ledger import Ledger
 
-PAPER = "counts"
-"""The column of the paper's ratios, and the default."""
+PAPER = "counts"  # the column of the paper's ratios, and the default
 DEFINITION = "ratio = energy of the column / energy of the original network, all of whose synaptic MACs are 32-bit floats"
-OF_ALL_MACS = "of all MACs of the original"
-"""The one denominator: of budgets, tables, presets and pages."""
+OF_ALL_MACS = "of all MACs of the original"  # the one denominator: of budgets, tables, presets and pages
 
 
 def naf_weight(counts: Tensor) -> Tensor:
@@ -76,8 +74,7 @@ class Item(NamedTuple):
     operation: str
 
 
-FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")
-"""The addition of a weight, and its width."""
+FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")  # the addition of a weight, and its width
 Rule = Callable[["Ledger", bool], list[Item]]
 """(ledger, whether pairs of spikes are counted) → operations over all inputs."""
 

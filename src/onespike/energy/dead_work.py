@@ -20,8 +20,7 @@ from onespike.runtime.forward import check_network, device_of, evaluating, in_me
 from onespike.sites import Operand, Visitor, visiting
 from onespike.sites.rules import is_leaf
 
-INPUTS = 2
-"""The number of inputs to run: dead work does not depend on them."""
+INPUTS = 2  # the number of inputs to run: dead work does not depend on them
 
 
 def _average(

@@ -24,7 +24,6 @@ from onespike.spikes import SpikeCode
 
 
 def add_up(totals: dict[Any, Any], more: Mapping[Any, Any]) -> None:
-    """Add numbers to totals of the same names."""
     for name, number in more.items():
         totals[name] = totals.get(name, 0) + number
 

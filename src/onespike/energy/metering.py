@@ -24,8 +24,7 @@ from onespike.sites import Operand, Product, Site, Visitor, visiting
 from onespike.sites.coverage import Operations, Owners
 from onespike.sites.padding import mask_of, real
 
-NEGLIGIBLE = 1e-3
-"""In units of one step: a smaller sum of spikes is zero apart from rounding."""
+NEGLIGIBLE = 1e-3  # in units of one step: a smaller sum of spikes is zero apart from rounding
 
 
 class Sent(NamedTuple):

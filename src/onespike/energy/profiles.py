@@ -13,8 +13,7 @@ from onespike.errors import UsageError, unknown
 from onespike.runtime.validated import read
 
 FOLDER = Path(__file__).parent / "prices"
-DEFAULT = "horowitz-45nm"
-"""The paper's prices."""
+DEFAULT = "horowitz-45nm"  # the paper's prices
 
 OPERATIONS = {
     "float32 multiply-add": "one multiply-add of 32-bit floats",

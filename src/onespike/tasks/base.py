@@ -21,8 +21,7 @@ from onespike.tasks.inputs import Item, Items
 from onespike.tasks.intervals import bounds_of, span
 from onespike.tasks.summaries import Figure, Headline, Summary, flat
 
-NETWORKS = {"ann": "original", "snn": "spiking"}
-"""Both networks: their names in records and in words."""
+NETWORKS = {"ann": "original", "snn": "spiking"}  # both networks: their names in records and in words
 
 
 def exact(output: Any) -> Any:

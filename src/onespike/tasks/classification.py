@@ -83,7 +83,6 @@ def _numbers(folders: Sequence[str], names: Sequence[str], ids: Sequence[str], s
 
 
 def _plain(name: str) -> str:
-    """Normalize a name: lower case, words separated by one space."""
     return " ".join(re.split(r"[\s_,-]+", name.lower())).strip()
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 """Okabe and Ito's palette, one color per class in turn."""
 SMALLEST_SCORE = 0.3
-SIDE = 2.4
-"""The longer side of a single picture, in inches."""
+SIDE = 2.4  # the longer side of a single picture, in inches
 SHAPES = {"bbox": "box", "segm": "mask"}
 COLUMNS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR100")
 

@@ -19,8 +19,7 @@ from onespike.tasks.intervals import span, stated
 from onespike.tasks.summaries import Summary, Table
 from onespike.tasks.text import documents
 
-ALIKE = 0.99
-"""Two embeddings are the same answer from this cosine on."""
+ALIKE = 0.99  # two embeddings are the same answer from this cosine on
 
 
 class Text(NamedTuple):
@@ -155,7 +154,6 @@ class Embedding(Task):
         return 1 - cosines(expected, actual)
 
     def differences(self, expected: Any, actual: Any) -> Tensor:
-        """Return 1 where the cosine is below 0.99."""
         return (cosines(expected, actual) < ALIKE).float()
 
     def inputs(self, source: str) -> Items:

@@ -24,8 +24,7 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of the formats that are read, regardless of file names; its other decoders stay unused."""
 BUNDLED = Path(__file__).parent / "bundled"
-THUMBNAIL = 96
-"""The longer side of a displayed image, in pixels."""
+THUMBNAIL = 96  # the longer side of a displayed image, in pixels
 STRIPS = ("cifar10-test", "cifar10-calibration")
 
 

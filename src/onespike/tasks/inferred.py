@@ -15,7 +15,6 @@ from onespike.tasks.classification import Classification
 
 
 def numbers_in(output: Any) -> list[Tensor]:
-    """Return the floating-point tensors of an output."""
     parts = vars(output) if hasattr(output, "__dict__") and not isinstance(output, Tensor) else output
     numbers = [x for x in tree_leaves(parts) if isinstance(x, Tensor) and x.is_floating_point()]
     if not numbers:

@@ -5,10 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NORMAL = 1.96
-"""Standard errors on either side."""
-Bounds = tuple[float, float]
-"""Where a figure lies with 95 % confidence."""
+NORMAL = 1.96  # standard errors on either side
+Bounds = tuple[float, float]  # where a figure lies with 95 % confidence
 
 
 def share_interval(percent: float, inputs: int) -> Bounds:

@@ -21,12 +21,9 @@ from onespike.tasks.intervals import Bounds, certain, interval, mean_error, rati
 from onespike.tasks.summaries import Summary, Table, likeliest
 from onespike.tasks.text import Tokenizer, pack
 
-BEFORE = 24
-"""Tokens of the text that an example shows before the next one."""
-ALIKE = 0.1
-"""Two networks write the same if at most this share of next tokens differs."""
-POSITIONS = 256
-"""Positions that are scored at a time: their probabilities take 256 times the vocabulary."""
+BEFORE = 24  # tokens of the text that an example shows before the next one
+ALIKE = 0.1  # two networks write the same if at most this share of next tokens differs
+POSITIONS = 256  # positions that are scored at a time: their probabilities take 256 times the vocabulary
 
 
 def scores_of(output: Any) -> Tensor:
@@ -115,8 +112,6 @@ def _exp(value: float) -> float | None:
 
 
 def window_perplexity(windows: Mapping[int, Tensor]) -> Score:
-    """Return the perplexity per token of one network, for searches."""
-
     def surprises(expected: Any, actual: Any, labels: Tensor) -> Tensor:
         pairs = zip(scores_of(actual).detach(), labels.tolist(), strict=True)
         return torch.stack([surprise(s, windows[n]).mean() for s, n in pairs])
@@ -125,7 +120,6 @@ def window_perplexity(windows: Mapping[int, Tensor]) -> Score:
 
 
 def _same(expected: Any, actual: Any, labels: Any = None) -> Tensor:
-    """Return the share of positions with the same best token, in percent."""
     return 100 * (scores_of(expected).argmax(-1) == scores_of(actual).argmax(-1)).double().mean(1)
 
 

@@ -16,8 +16,7 @@ Objects = Mapping[str, Tensor]
 
 DEVIATION = 0.1
 """The noise on the sides of a box, relative to its width and height: about the resolution of AP's strict thresholds."""
-LEAST = 1e-3
-"""The score of an object that a network does not report."""
+LEAST = 1e-3  # the score of an object that a network does not report
 OVERLAP = 0.5
 SURE = 1e-6
 

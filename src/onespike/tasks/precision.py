@@ -17,8 +17,7 @@ from onespike.tasks.base import NETWORKS, Score
 from onespike.tasks.coco import Coco
 from onespike.tasks.intervals import Bounds, certain, interval, mean_error
 
-DRAWS = 100
-"""The number of image samples whose spread is the standard error of AP."""
+DRAWS = 100  # the number of image samples whose spread is the standard error of AP
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 """pycocotools' twelve figures in its order, here in percent; None where the data has no such object."""
 

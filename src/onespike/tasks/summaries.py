@@ -8,8 +8,7 @@ from torch import Tensor
 
 from onespike.tasks.intervals import Bounds
 
-BEST = 3
-"""Answers that an example shows per network."""
+BEST = 3  # answers that an example shows per network
 
 
 class Figure(NamedTuple):

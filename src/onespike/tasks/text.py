@@ -15,8 +15,7 @@ from onespike.tasks.inputs import Items
 
 SUFFIXES = (".jsonl", ".md", ".raw", ".text", ".tsv", ".txt")
 DATASETS = "datasets:"
-BETWEEN = "\n\n"
-"""The separator between the rows of a dataset that form one text, as GPTQ joins WikiText."""
+BETWEEN = "\n\n"  # the separator between the rows of a dataset that form one text, as GPTQ joins WikiText
 
 
 @dataclass(frozen=True)
