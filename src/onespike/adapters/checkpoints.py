@@ -1,6 +1,4 @@
-"""A file → a state dict → a model, strictly, and without running any code in the file; or a model whose parameters stay
-in their files.
-"""
+"""A file → a state dict → a model, strictly, running no code; or parameters that stay in their files."""
 
 import dataclasses
 import pickle

@@ -21,8 +21,7 @@ from onespike.adapters.preprocessing import describe_normalization
 from onespike.errors import LoadError, UsageError, first_line
 from onespike.tasks import Detection
 
-TRUST = "ONESPIKE_TRUST_CONFIG"
-"""The variable that, set to 1, allows a lazy configuration: it is a program, and a run may name one."""
+TRUST = "ONESPIKE_TRUST_CONFIG"  # set to 1, it allows a lazy configuration, which is a program
 SAVED = "config.yaml"
 DERIVED = ("anchor_generator.cell_anchors", "pixel_mean", "pixel_std")
 """Tensors in older checkpoints that the configuration already gives."""

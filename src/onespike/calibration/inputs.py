@@ -15,8 +15,7 @@ from onespike.sites.padding import MASK, mask_of
 from onespike.tasks import Item, Items, Meaning, batches
 
 MOST, ELEMENTS = 8, 8 * 3 * 224 * 224  # inputs per part, and how many numbers they may hold
-MEMORY = 2**30
-"""Bytes of decoded inputs that `Inputs` remembers; further ones are decoded whenever they are read."""
+MEMORY = 2**30  # bytes of decoded inputs that `Inputs` remembers; others are decoded whenever they are read
 
 
 def part_size(first: Any, inputs: int, task: Meaning) -> int:

@@ -75,9 +75,7 @@ class _SiteObserver:
 
     def threshold(self, side: int, recipe: Recipe) -> Tensor:
         value = self.histogram.quantile(recipe.percentile, side, recipe.domain)
-        if self.histogram.axis is None:
-            return value[0]
-        return value.view(-1, *[1] * (-self.histogram.axis - 1))
+        return value[0] if self.histogram.axis is None else value.view(-1, *[1] * (-self.histogram.axis - 1))
 
     @property
     def span(self) -> tuple[Tensor, Tensor]:

@@ -72,8 +72,7 @@ class Merging:
 class Thresholds(Mapping[Site, SiteThreshold]):
     """The thresholds of all sites in the order of execution, with their provenance; `thresholds["0:linear0_input"]` also works.
 
-    `provenance` has the model's class, the number of samples, observer, versions, the recipe's part in calibration, and
-    the passes applied.
+    `provenance` has the model's class, samples, observer, versions, the recipe's calibration part, and passes.
     """
 
     entries: dict[Site, SiteThreshold]

@@ -15,8 +15,7 @@ from onespike.tasks import Task
 
 MOST_FINDINGS = 5
 FEW_IMAGES = 16  # fewer calibration images than this are too few for reliable thresholds
-FAR_SCALE = 4.0
-"""λ is off its optimum if the divergence is this many times the best of the sweep, and answers change."""
+FAR_SCALE = 4.0  # λ is off if the divergence is this many times the best of the sweep, and answers change
 ALARMING = 10.0  # a value this many times the largest level ruins everything after it
 WORTH = 0.1  # a remedy is listed if it removes this share of the divergence
 

@@ -23,10 +23,8 @@ from onespike.sites import Operand, Site, Visit, visiting
 from onespike.tasks import Meaning, Task
 from onespike.tasks.base import exact
 
-COUNTED = 8
-"""Inputs on which a sweep counts spikes: energy hardly varies between inputs, and counting takes time."""
-SAMPLED = 1 << 16
-"""Elements of a site that a trail compares, evenly spaced: enough for a power, with little memory."""
+COUNTED = 8  # inputs on which a sweep counts spikes: energy hardly varies, and counting takes time
+SAMPLED = 1 << 16  # elements of a site that a trail compares, evenly spaced: enough for a power
 FAR = 1.5  # a value is an outlier if it is this many times the value of the largest level
 NAMED = 3
 

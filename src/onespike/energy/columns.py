@@ -75,8 +75,7 @@ class Item(NamedTuple):
 
 
 FLOAT, INTEGER = ("float32 add", "float32"), ("int32 add", "int8")  # the addition of a weight, and its width
-Rule = Callable[["Ledger", bool], list[Item]]
-"""(ledger, whether pairs of spikes are counted) → operations over all inputs."""
+Rule = Callable[["Ledger", bool], list[Item]]  # (ledger, whether to count pairs) → operations over all inputs
 
 
 @dataclass(frozen=True)

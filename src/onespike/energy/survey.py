@@ -11,9 +11,7 @@ from onespike.energy.ledger import Ledger
 from onespike.neurons import Neuron
 from onespike.sites import Operand, Site
 
-BINS = 80
-"""Bins of a site's distribution, equally wide in asinh(x / step): linear around zero, logarithmic in the tail."""
-
+BINS = 80  # bins of a site, equally wide in asinh(x / step): linear around zero, logarithmic in the tail
 OUTLIER = 6.0  # a channel is an outlier if its root mean square is this many times the median channel's
 
 

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_leaves
 from onespike.runtime.batches import call, to
 from onespike.runtime.forward import device_of, evaluating, in_turn
 
-ROOM = 1 << 30
-"""Bytes that all answers of a `Once` may take. Next-token scores of a text take megabytes per line."""
+ROOM = 1 << 30  # bytes that all answers of a `Once` may take; scores of a text take megabytes per line
 
 
 class Once(nn.Module):

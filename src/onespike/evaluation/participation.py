@@ -16,8 +16,7 @@ from onespike.runtime.forward import device_of
 from onespike.sites import Operand, Site, Visit, visiting
 from onespike.sites.coverage import ANALOG
 
-SATURATED_SHARE = 0.01
-"""A neuron counts as saturated if more than this share of its inputs fires the largest level."""
+SATURATED_SHARE = 0.01  # a neuron is saturated if more than this share of its inputs fires the largest level
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from typing_extensions import TypedDict  # typing's version is not enough for py
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
 Name = Annotated[str, Field(pattern=r"^[^\x00]+$")]  # NUL is in no name of a file
-OUTLINE = 10**7
-"""The longest outline in pixels that is drawn: pycocotools keeps five points per pixel and does not check memory."""
-COMPRESSED = re.compile("[P-o]{0,11}[0-O]")
-"""A number in compressed run lengths: five bits per character, and whether more follow."""
+OUTLINE = 10**7  # pixels of the longest outline: pycocotools keeps five points for each, and checks no memory
+COMPRESSED = re.compile("[P-o]{0,11}[0-O]")  # a run length: five bits per character, and whether more follow
 KINDS = {"images": "image", "categories": "category", "annotations": "annotation"}
 
 

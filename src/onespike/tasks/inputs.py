@@ -17,8 +17,7 @@ from torch import Tensor
 
 from onespike.errors import DataError, UsageError
 
-Batches = Iterator[tuple[Any, Tensor | None]]
-"""Inputs as a network takes them, and their labels; None if one of them has none."""
+Batches = Iterator[tuple[Any, Tensor | None]]  # inputs, and their labels; None if one of them has none
 
 
 @dataclass(frozen=True)
