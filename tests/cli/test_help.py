@@ -46,6 +46,12 @@ def test_each_page_fits_and_ends_with_examples(command):
                 assert any(line.strip().startswith(word) for line in page[:start]), word
 
 
+def test_there_are_few_words_to_learn():
+    parameters = [p for c in typer.main.get_command(app).commands.values() for p in c.params]
+    options = {"--help", "--version", *(o for p in parameters for o in p.opts if o.startswith("--"))}
+    assert len(COMMANDS) <= 14 and len(options) <= 50, sorted(options)
+
+
 @pytest.mark.parametrize("word", EARLIER_COMMANDS)
 def test_commands_of_earlier_versions_name_their_successor(cli, word):
     assert cli(word, "run").message() == f"`onespike {word}` is now: {EARLIER_COMMANDS[word]}"

@@ -7,12 +7,28 @@ import re
 import sys
 
 import pytest
-from pages import PAGES, ROOT
+from pages import PAGES, ROOT, Block, parts
 
 spec = importlib.util.spec_from_file_location("docs_results", ROOT / "docs" / "results.py")
 results = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(results)
 records = sys.modules["records"]
+
+MENU = re.search(r"- Results:\n((?: {6}- .*\n)+)", (ROOT / "mkdocs.yml").read_text("utf-8"))[1]
+RESULTS = [ROOT / "docs" / name for name in re.findall(r": ([\w-]+\.md)", MENU)]
+FIGURE = re.compile(
+    r"(?<![\w.])[\d,]*\d(?:\.\d+)?\s?(?:%|±|×(?!\d)|ms\b|MB\b|GB\b|MiB\b|GiB\b|pJ\b|points?\b)|(?<![\w.])\d*\.\d+(?![\w.])"
+)
+"""A number with a unit, or one with decimals."""
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_results_are_not_typed_by_hand(page):
+    """Directives, code and the settings that a sentence names are left out."""
+    text = results.WRITTEN.sub("", page.read_text("utf-8"))
+    prose = "".join(part for part in parts(text) if not isinstance(part, Block))
+    prose = re.sub(r"\{\{.*?\}\}|`[^`]*`|\]\([^)]*\)|\$[^$]*\$|[λθTp] = [\d.]+", "", prose)
+    assert [match[0] for match in FIGURE.finditer(prose)] == []
 
 
 @pytest.mark.parametrize("name", records.names())

@@ -163,6 +163,14 @@ def deformable_detr() -> nn.Module:
     return hf.DeformableDetrForObjectDetection(config).requires_grad_(False)
 
 
+def yolos() -> nn.Module:
+    config = hf.YolosConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=[64, 64],
+        patch_size=16, num_detection_tokens=4, num_labels=3,
+    )  # fmt: skip
+    return hf.YolosForObjectDetection(config)
+
+
 def mask2former() -> nn.Module:
     swin = hf.SwinConfig(
         image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 1, 1], window_size=2,
@@ -200,6 +208,10 @@ TestDeformableDetr = contract(
     analog=deformable(
         "model.encoder.layers.0.self_attn.attn", *(f"model.decoder.layers.{i}.encoder_attn.attn" for i in (0, 1))
     ),
+)  # fmt: skip
+TestYolos = contract(
+    yolos, named, Uncompiled, inputs=("vit.embeddings.patch_embeddings.projection:conv0_input",), spiking=14, softmax=1,
+    heads=("class_labels_classifier.layers.2:linear0_input", "bbox_predictor.layers.2:linear0_input"),
 )  # fmt: skip
 MASKS = "model.transformer_module.decoder.mask_predictor"
 TestMask2Former = contract(
