@@ -178,13 +178,15 @@ def _measure(study: Any, trial: Any, objective: Objective, budget: float | None)
         raise UsageError(
             f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
         )
-    facts: dict[str, Any] = {"seconds": time.perf_counter() - started, "finished": measured.finished}
-    if measured.energy is not None:
-        facts["energy"] = measured.energy
-        if budget is not None:
-            trial.set_constraint("budget", measured.energy - budget)
-    # a database checks its structure, not its numbers
-    facts["sha256"] = checksum((scale, measured.value, measured.finished, measured.energy))
+    if measured.energy is not None and budget is not None:
+        trial.set_constraint("budget", measured.energy - budget)
+    facts = {
+        "seconds": time.perf_counter() - started,
+        "finished": measured.finished,
+        "energy": measured.energy,
+        # a database checks its structure, not its numbers
+        "sha256": checksum((scale, measured.value, measured.finished, measured.energy)),
+    }
     for name, fact in facts.items():
         trial.set_user_attr(name, fact)
     # Told as complete even if given up: the GP ignores pruned trials and would ask for them again.

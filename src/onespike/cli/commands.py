@@ -19,18 +19,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onespike import __version__
-from onespike.cli import WARNING, interruptible, loading, output, refuse, say
-from onespike.cli.options import (
-    DIFFERENCES,
-    EARLIER_COMMANDS,
-    EXAMPLES,
-    OPTIONS,
-    RECIPE_OPTIONS,
-    Word,
-    recipe_of,
-    spelled_now,
-    typed,
-)
+from onespike.cli import WARNING, interruptible, loading, options, output, refuse, say
+from onespike.cli.options import RECIPE_OPTIONS, Word, recipe_of, spelled_now, typed
 from onespike.errors import OnespikeError, OnespikeWarning, UsageError, out_of_memory
 from onespike.recipe import FIELDS, Recipe
 from onespike.runtime.processes import launched
@@ -63,8 +53,7 @@ class Commands(TyperGroup):
         warnings.showwarning = partial(_warn, show)
         logging.disable(logging.WARNING)  # notices of other packages: ours are warnings and errors
         try:
-            processes = processes_of()
-            if processes.is_main:
+            if processes_of().is_main:
                 return super().main(*args, **kwargs)
             with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
                 return super().main(*args, **kwargs)
@@ -93,8 +82,8 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from error
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in EARLIER_COMMANDS:
-            raise UsageError(f"`onespike {cmd_name}` is now: {EARLIER_COMMANDS[cmd_name]}")
+        if (now := options.EARLIER_COMMANDS.get(cmd_name)) is not None:
+            raise UsageError(f"`onespike {cmd_name}` is now: {now}")
         return super().get_command(ctx, cmd_name)
 
 
@@ -126,11 +115,9 @@ ARGUMENT = re.compile(
     r"(?<!--set )(?<!--preprocess )\b([a-z_]+)=(\[[^]]*\]|'[^']*'|(?:[\w*][\w%:/*-]*(?:\.\w+)*)?)"
 )
 """An argument in a message of the library, as Python writes it: `name=value`, or `name=` alone."""
-
-
 TYPED = {
     **{name: f"--set {name}" for name in FIELDS},
-    **{name: f"--{name.replace('_', '-')}" for name in (*OPTIONS, *RECIPE_OPTIONS)},
+    **{name: f"--{name.replace('_', '-')}" for name in (*options.OPTIONS, *RECIPE_OPTIONS)},
     **{name: f"--preprocess {name}" for name in ("mean", "std", "resize", "crop")},
     "pretrained": "--weights pretrained",
     "random_weights": "--weights random",
@@ -176,8 +163,6 @@ def _message(error: Exception) -> str | None:
 NOTHING_WRITTEN = "nothing was written. Run the same command again."
 INTERRUPTED: dict[str | None, str] = {}
 """Command → what Ctrl-C leaves, for commands that keep finished work."""
-
-
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -208,8 +193,6 @@ def onespike(
 
 TAKE_RUNS: set[str] = set()
 """The commands that load a run: they take --model, too."""
-
-
 Next = tuple[object, ...]
 """The words of the next command, after `onespike`."""
 
@@ -232,10 +215,9 @@ def command(
 
     def register(function: Callable[..., Next]) -> Callable[..., Next]:
         word = name or function.__name__
-        lines = [f"  {line}" for line in EXAMPLES[word].splitlines()]
+        lines = [f"  {line}" for line in options.EXAMPLES[word].splitlines()]
         INTERRUPTED[word] = interrupted
-        signature = inspect.signature(function, eval_str=True)
-        declared = dict(signature.parameters)
+        declared = dict(inspect.signature(function, eval_str=True).parameters)
         takes_run = bool({"run", "runs"} & declared.keys())
         takes_recipe = any(parameter.annotation is Recipe for parameter in declared.values())
         if takes_run:
@@ -278,7 +260,7 @@ def command(
             again = ("--model", model) if code and words[0] in TAKE_RUNS else ()
             say(shlex.join(map(str, ("onespike", *words, *again))), start="next")
 
-        parameters = list(typed(declared, DIFFERENCES.get(word, {}) | differences))
+        parameters = list(typed(declared, options.DIFFERENCES.get(word, {}) | differences))
         run.__doc__ = function.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}

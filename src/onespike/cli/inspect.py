@@ -63,9 +63,8 @@ def _presets() -> Iterator[tuple[str, str]]:
     """
     start = {f.name: f.default for f in dataclasses.fields(Recipe) if f.name != "preset"}
     for name, preset in PRESETS.items():
-        settings = shlex.join(words_of(preset.settings or start))
         measured = f"{preset.measured} ({preset.page})" if preset.page else "Not measured here."
-        yield name, f"{preset.about}\n  {measured}\n  {settings}"
+        yield name, f"{preset.about}\n  {measured}\n  {shlex.join(words_of(preset.settings or start))}"
 
 
 def _formats() -> Iterator[tuple[str, str]]:
@@ -86,8 +85,6 @@ LISTS: dict[str, Callable[[], Iterable[tuple[str, str]]]] = {
     "passes": lambda: _documented({name: one.run for name, one in onespike.passes.PASSES.items()}),
     "presets": _presets,
 }
-
-
 RECORD = "Write its recipe to this file, as JSON for the same; with --hardware, the sheet."
 
 
@@ -166,6 +163,5 @@ def export(
         raise UsageError("nothing to write. Give RUN, --format NAME and --out FILE, or --verify FILE.")
     form = True if integer else None  # some formats are always on integers
     prepare(format, form, out)  # an impossible format is refused before anything is loaded
-    pair = runs.load(run)
-    show.export(export_pair(pair, format, out, integer=form, golden=golden, **each))
+    show.export(export_pair(runs.load(run), format, out, integer=form, golden=golden, **each))
     return ("evaluate", run, "--data", data, "--format", "all") if data else ("list", "formats")

@@ -70,14 +70,13 @@ def evaluate(
     pair = runs.load(run, device=device, device_map=device_map)
     task = pair.loaded.task
     items = measurable(run, pair, data, annotations, limit, held_out=held_out)
-    metric = pair.loaded.task.metric(items)
     for purpose, used in uses(run, pair).items():
         if seen := runs.overlap(used, items):
             output.line(f"note: {len(seen)} of these {task.unit} were used for {purpose}, first {seen[0]}")
     runs.note_blocks(pair.ann, runs.Inputs(items, pair.loaded), batch_size)
     if integer:
         output.line(f"integer        {optimize_(pair.snn)}")
-    result = runs.evaluate_pair(pair, items, metric=metric, batch_size=batch_size, processes=processes_of())
+    result = runs.evaluate_pair(pair, items, batch_size=batch_size, processes=processes_of())
     compared = compare_pair(pair, items, result, batch_size=batch_size) if compare else []
     try:  # first, since nobody may be there to read the output
         if processes_of().is_main:

@@ -64,7 +64,6 @@ RECIPE_OPTIONS = {
     "changes": Word("FIELD=VALUE", "Any other field of the recipe: see `onespike list fields`; may be repeated.", RECIPE, names=("--set",)),
     "file": Word("FILE", "YAML or JSON that `onespike inspect RUN --recipe` prints; other options come after it.", RECIPE, names=("--recipe",)),
 }  # fmt: skip
-
 DIFFERENCES = {
     command: {name: Word(*entry) for name, entry in entries.items()}
     for command, entries in _WORDS["differences"].items()
@@ -114,17 +113,14 @@ def typed(
 
 
 def _option(name: str, word: Word) -> Any:
-    def callback(path: Path | None) -> Path | None:
-        if path is not None and word.attempt is not None:
-            word.attempt(path)
-        return path
+    def callback(value: Any) -> Any:
+        if value is not None and word.attempt is not None:
+            word.attempt(value)
+        return value
 
+    names = word.names or (f"--{name.replace('_', '-')}",)
     return typer.Option(
-        *(word.names or (f"--{name.replace('_', '-')}",)),
-        metavar=word.metavar or None,
-        help=word.help,
-        rich_help_panel=word.panel,
-        callback=callback if word.attempt else None,
+        *names, metavar=word.metavar or None, help=word.help, rich_help_panel=word.panel, callback=callback
     )
 
 

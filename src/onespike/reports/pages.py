@@ -106,15 +106,10 @@ def values(records: Sequence[Record], column: str | None = None) -> dict[str, An
             "recipes": differences(records),
         }
     record, evaluation = {"unit": "images", "hardware": None, **records[0]}, evaluations[0]
-    published = record["network"].get("published_top1")
     task = None if evaluation is None else task_of(evaluation)
-    summary = task and task.summary(evaluation, published)
-    return {
-        "record": record,
-        "e": evaluation,
-        "summary": summary,
-        "headline": task and task.headline(evaluation),
-    }
+    summary = task and task.summary(evaluation, record["network"].get("published_top1"))
+    headline = task and task.headline(evaluation)
+    return {"record": record, "e": evaluation, "summary": summary, "headline": headline}
 
 
 def figures_of(records: Sequence[Record], column: str | None = None) -> dict[str, Figure]:

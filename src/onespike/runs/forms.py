@@ -77,10 +77,9 @@ def export_pair(
     batch_size: int = 4,
 ) -> Exported:
     """Export the network of a run, and compare it on these inputs or on those of its calibration."""
-    task, facts = pair.loaded.task, facts_of(pair)
     inputs = real_inputs(pair, data, limit, batch_size)
-    each: Any = {"integer": integer, "golden": golden, "differences": task.differences}
-    return export(pair.snn, format, out, inputs, facts=facts, **each)
+    each: Any = {"integer": integer, "golden": golden, "differences": pair.loaded.task.differences}
+    return export(pair.snn, format, out, inputs, facts=facts_of(pair), **each)
 
 
 def verify_pair(
@@ -168,8 +167,7 @@ def compare_pair(
     items = task.named(items)
 
     def batches(title: str, source: Items) -> Iterable[tuple[Any, Any]]:
-        bar = progress(title, batch_count(source, batch_size))
-        return bar(pair.loaded.batches(source, batch_size))
+        return progress(title, batch_count(source, batch_size))(pair.loaded.batches(source, batch_size))
 
     calibration = batches("ranges of integers", calibration_images(pair.loaded, pair.data))
     observed = observe(pair.ann, (inputs for inputs, _ in calibration))

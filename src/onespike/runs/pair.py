@@ -12,15 +12,8 @@ from typing import Any, NoReturn, ParamSpec
 import torch
 from torch import nn
 
-from onespike.adapters import (
-    LoadedModel,
-    Reading,
-    load_checkpoint_,
-    load_model,
-    normalization,
-    renormalized,
-    resized,
-)
+from onespike.adapters import LoadedModel, Reading, load_checkpoint_, load_model
+from onespike.adapters.preprocessing import normalization, renormalized, resized
 from onespike.adapters.python import NAMED, OWN
 from onespike.calibration.thresholds import Thresholds
 from onespike.conversion import network

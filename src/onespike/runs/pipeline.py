@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from torch import nn
@@ -187,17 +186,6 @@ def evaluate_pair(
     """Evaluate both networks over the images, in one pass."""
     items = pair.loaded.task.named(items)
     bar = progress(title, batch_count(items, batch_size, processes))
-    return evaluate(
-        pair.ann,
-        pair.snn,
-        bar(pair.loaded.batches(items, batch_size, processes.part)),
-        metric or pair.loaded.task.metric(items),
-        processes=processes,
-        ledger=ledger,
-    )
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean of a figure over calibrations, its standard deviation, and the least and the largest."""
-    deviation = stdev(values) if len(values) > 1 else 0.0
-    return {"mean": fmean(values), "sd": deviation, "lowest": min(values), "highest": max(values)}
+    batches = bar(pair.loaded.batches(items, batch_size, processes.part))
+    metric = metric or pair.loaded.task.metric(items)
+    return evaluate(pair.ann, pair.snn, batches, metric, processes=processes, ledger=ledger)

@@ -17,8 +17,7 @@ REMEDY = "Write it as `onespike inspect RUN --recipe` does."
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
     """Return the contents of a recipe file: the preset, and the fields that differ from it."""
-    record = {"version": VERSION, "preset": recipe.preset, **recipe.changes()}
-    return dict(json.loads(json.dumps(record)))
+    return dict(json.loads(json.dumps({"version": VERSION, "preset": recipe.preset, **recipe.changes()})))
 
 
 def recipe_text(recipe: Recipe) -> str:

@@ -105,8 +105,7 @@ def scale_within(snn: nn.Module, inputs: Any, column: str, ratio: float, halving
     for _ in range(halvings):
         middle = (low * high) ** 0.5
         set_scale_(snn, middle)
-        enough = counted(snn, inputs).ratio(column) <= ratio
-        low, high = (low, middle) if enough else (middle, high)
+        low, high = (low, middle) if counted(snn, inputs).ratio(column) <= ratio else (middle, high)
     return high
 
 

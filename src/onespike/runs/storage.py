@@ -213,8 +213,7 @@ def identity(network: Any) -> dict[str, Any]:
 
 def replace_recipe(folder: Path, recipe: Recipe) -> None:
     """Replace the recipe of a run, for example by one with the λ of a search; keep everything else."""
-    record = _read_record(folder)
-    write_atomically(folder / RECORD, sealed({**record, "recipe": recipe.to_dict()}))
+    write_atomically(folder / RECORD, sealed({**_read_record(folder), "recipe": recipe.to_dict()}))
 
 
 def load(folder: Path) -> Run:

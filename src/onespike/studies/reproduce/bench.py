@@ -1,11 +1,11 @@
 """One network and its images, measured under many recipes; finished measurements are kept."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from torch import nn
@@ -24,7 +24,6 @@ from onespike.evaluation.side_by_side import Evaluation
 from onespike.recipe import Recipe
 from onespike.runs import NetworkPair
 from onespike.runs.inputs import images_digest, network_digest
-from onespike.runs.pipeline import spread
 from onespike.runs.searching import ScaleObjective, scale_within
 from onespike.runtime.batches import to
 from onespike.runtime.forward import device_of
@@ -37,7 +36,7 @@ from onespike.tasks.detection import SHAPES
 CACHE = "measured.json"
 PREFIXES, PRECISIONS = (("ann", "ann "), ("snn", "")), ("AP", "AP50")
 """Of the figures of detectors in a table: the original network's and the spiking one's, of boxes and of masks."""
-SPREAD = ("sd", "lowest", "highest")
+SPREAD: dict[str, Callable[[list[float]], float]] = {"sd": stdev, "lowest": min, "highest": max}
 """Columns of the score's spread over calibrations."""
 
 
@@ -117,9 +116,9 @@ class Bench:
             return rows[0]
         every = {name: [row[name] for row in rows] for name in rows[0]}
         numbers = {n: v for n, v in every.items() if all(isinstance(one, int | float) for one in v)}
-        over = spread(numbers["score"]) if "score" in numbers else {}
         means = {name: fmean(values) for name, values in numbers.items()}
-        return {**rows[0], **means, **{name: over.get(name) for name in SPREAD}}
+        over = (summary(numbers["score"]) if "score" in numbers else None for summary in SPREAD.values())
+        return {**rows[0], **means, **dict(zip(SPREAD, over, strict=True))}
 
     def evaluated(self, recipe: Recipe) -> Evaluation:
         """Run both networks side by side on the test images."""
@@ -200,7 +199,6 @@ def split(
     if len(calibration) < 2:
         raise DataError(f"{calibration.source}: calibration and search need two images. Give more.")
     first = limit(calibration, max(len(calibration) // 2, 1))
-    rest = runs.without(calibration, first.names)
     if Path(calibration.source).resolve() == Path(source.source).resolve():
         source = runs.without(source, calibration.names)
-    return first, rest, limit(source, count)
+    return first, runs.without(calibration, first.names), limit(source, count)

@@ -72,10 +72,9 @@ def with_data(study: Study, rows: Iterable[Row], source: str) -> list[Row]:
     """Return the rows with the names of the images that their own numbers and the paper's were measured on."""
     named = [dict(row) for row in rows]
     for row in named:
-        paper = any(key.startswith("paper ") and value is not None for key, value in row.items())
         if any(isinstance(value, float) for key, value in row.items() if not key.startswith("paper ")):
             row["data"] = source
-        if paper:
+        if any(key.startswith("paper ") and value is not None for key, value in row.items()):
             row["paper data"] = study.paper_data
     return named
 

@@ -12,13 +12,10 @@ from onespike.studies.reproduce.study import Row, curves, study
 
 PAPERS = tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
 """The paper's numbers, by table."""
-
 NETWORKS = {"vit_base_patch16": "ViT-Base/16", "vit_large_patch16": "ViT-Large/16", "eva_giant": "EVA"}
 """The prefixes of timm's names for the paper's networks."""
-
 PRESETS = {"ViT-Base/16": "paper-vit-base", "ViT-Large/16": "paper-vit-large", "EVA": "paper-eva"}
 """The preset with the paper's λ and softmax threshold for each network."""
-
 OTHER_DATA = (
     "The paper measures on ImageNet-1K; with another network or other images the orderings can be compared, the "
     "numbers cannot."
