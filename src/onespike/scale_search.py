@@ -175,9 +175,7 @@ def _measure(study: Any, trial: Any, objective: Objective, budget: float | None)
     started = time.perf_counter()
     measured = objective(scale, hopeless)
     if measured.value != measured.value:
-        raise UsageError(
-            f"search: the metric is not a number at λ = {scale:g}. Check the data and the network's outputs."
-        )
+        raise UsageError(f"search: the metric is not a number at λ = {scale:g}. Check the data and network.")
     if measured.energy is not None and budget is not None:
         trial.set_constraint("budget", measured.energy - budget)
     facts = {

@@ -74,8 +74,7 @@ class Commands(TyperGroup):
         except BrokenPipeError as error:  # the reader went away, as `head` does: nobody is reading
             raise typer.Exit(2) from error
         except Exception as error:
-            message = _message(error)
-            if message is None:
+            if (message := _message(error)) is None:
                 raise
             say(as_options(message))
             processes.wait()
@@ -155,8 +154,9 @@ def _message(error: Exception) -> str | None:
         return "the device has too little memory. Give a smaller --batch-size."
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        reason = error.strerror or type(error).__name__
-        return f"{place}{reason}. Check the path, its permissions and the disk."
+        return (
+            f"{place}{error.strerror or type(error).__name__}. Check the path, its permissions and the disk."
+        )
     return None
 
 

@@ -62,8 +62,7 @@ def evaluate(
         return "export", run, "--format", "onnx", "--out", "network.onnx", "--data", data
     if in_blocks(device_map) and (integer or compare):
         raise UsageError(
-            "--integer and --compare make integers of all weights in memory, and --device-map blocks keeps them on disk. "
-            "Leave one of them out."
+            "--integer and --compare make integers of all weights in memory. Leave --device-map blocks out."
         )
     if compare and (integer or processes_of().count > 1):
         raise UsageError("--compare makes integer networks of its own, in one process. Leave --integer out.")

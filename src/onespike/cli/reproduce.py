@@ -74,15 +74,12 @@ def reproduce(
             output.line(reason)
             continue
         if calibrate is not None and isinstance(loaded.task, Detection):
-            raise UsageError(
-                "a detector searches λ on annotated images, and takes them from data=. Leave calibrate= out."
-            )
+            raise UsageError("a detector searches λ on annotated images of data=. Leave calibrate= out.")
         test = runs.choose_labeled(loaded, data or loaded.task.bundled[1], annotations)
         source = calibrate or data or loaded.task.bundled[0]  # of calibration and searches
         choose = partial(runs.choose_labeled, loaded, source, annotations if source == data else None)
-        count = limit or (None if data else IMAGES.get(network))
         apart = None if source == data and calibrate is None else choose(2 * images)
-        first, second, measured = split(test, apart, images, count)
+        first, second, measured = split(test, apart, images, limit or (None if data else IMAGES.get(network)))
         runs.check_forward(place_(loaded.model, device), runs.Inputs(first, loaded))
         draws: list[Any] = []
         if repeat is not None or seed is not None:

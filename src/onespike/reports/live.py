@@ -160,9 +160,7 @@ class LiveServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), Handler)
         except OSError as error:
-            raise UsageError(
-                f"{host}:{port}: {error.strerror or error}. Choose another port, or 0 for any."
-            ) from error
+            raise UsageError(f"{host}:{port}: {error.strerror or error}. Choose another port.") from error
         self.session, self.samples = session, session.samples()
         self.names = {*HERE, host} if host not in ("0.0.0.0", "::") else None  # noqa: S104 - asked for
         self.page = live(session, 0 if self.samples is None else len(self.samples)).encode()

@@ -96,8 +96,7 @@ def gather(
     items = loaded.task.named(items)
     survey = Survey(visits=max(1, PROBE_IMAGES // batch_size))
     once = dataclasses.replace(pair, ann=Once(pair.ann))
-    result = runs.evaluate_pair(once, items, batch_size=batch_size, ledger=survey)
-    evaluation = result.to_dict()
+    evaluation = runs.evaluate_pair(once, items, batch_size=batch_size, ledger=survey).to_dict()
     few = limit(items, PROBE_IMAGES)
     return record | {
         "evaluation": evaluation,
@@ -168,8 +167,7 @@ def _front(
 
 def _listed(pair: NetworkPair) -> list[dict[str, Any]]:
     """Return all sites in execution order, with their neuron or the reason they are analog."""
-    sites = [site for site, _ in named_neurons(pair.snn)]
-    rows = dict(zip(sites, table(pair.snn), strict=True))
+    rows = dict(zip((site for site, _ in named_neurons(pair.snn)), table(pair.snn), strict=True))
     calibrated = [site for site in pair.thresholds if site in rows]
     return [
         {

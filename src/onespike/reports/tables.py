@@ -67,12 +67,11 @@ def comparison(
     def interval(bounds: Bounds | None, sign: bool = False) -> str:
         return "–" if bounds is None else spelled(bounds, sign=sign).removeprefix("95 %: ")
 
-    title = headlines[0].title if headlines else "score"
     rows = []
     for name, headline, *cells in zip(names, headlines, *more.values(), strict=True):
         scores = figure(headline.spiking), interval(headline.bounds)
         rows.append((name, *scores, minus(headline), interval(headline.paired, sign=True), *cells))
-    return (what, title, "95 %", "minus original", "95 %", *more), rows
+    return (what, headlines[0].title if headlines else "score", "95 %", "minus original", "95 %", *more), rows
 
 
 SHEET = {

@@ -232,9 +232,7 @@ def load(folder: Path) -> Run:
     try:
         tensors = load_file(folder / THRESHOLDS)
     except SafetensorError as error:
-        raise LoadError(
-            f"{folder}: the run is damaged: {THRESHOLDS} cannot be read ({error}). {REMEDY}"
-        ) from error
+        raise LoadError(f"{folder / THRESHOLDS}: the file is damaged ({error}). {REMEDY}") from error
     recipe = Recipe.from_dict(record["recipe"], folder / RECORD, REMEDY)
     with understood(folder / RECORD, REMEDY):
         thresholds = _thresholds(record, tensors)

@@ -89,8 +89,7 @@ def ablate_run(
     @cache
     def start() -> tuple[PassState, PassContext]:
         inputs = Inputs(runs.calibration_images(pair.loaded, pair.data), pair.loaded)
-        thresholds = calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe)
-        state = PassState(thresholds, recipe)
+        state = PassState(calibrate(pair.ann, progress("calibrating", len(inputs))(inputs), recipe), recipe)
         context = PassContext(pair.ann, inputs, ratio, column, task=pair.loaded.task)
         return state, dataclasses.replace(context, budget=target(state, context))
 

@@ -182,7 +182,7 @@ def distributions(bench: Bench) -> list[Row]:
             counts, edges = torch.histogram(values[site], BINS)
             middles, shares = (edges[1:] + edges[:-1]) / 2, counts / len(values[site])
             for value, share in zip(middles.tolist(), shares.tolist(), strict=True):
-                case = {"stage": stage, "site": str(site), "scale": None}
+                case: Row = {"stage": stage, "site": str(site), "scale": None}
                 rows.append({**case, "value": value, "share": share})
         site = chosen["pre-QKV"]
         x, threshold = values[site], bench.calibrated(preset("sformer"))[site]
@@ -190,10 +190,8 @@ def distributions(bench: Bench) -> list[Row]:
             sides = (threshold.positive, threshold.negative)
             fired = ScaleFire(*sides, levels=threshold.levels, scale=Scale(scale))(x)
             for value, number in zip(*map(Tensor.tolist, fired.unique(return_counts=True)), strict=True):
-                share = number / len(x)
-                rows.append(
-                    {"stage": "spikes", "site": str(site), "scale": scale, "value": value, "share": share}
-                )
+                case = {"stage": "spikes", "site": str(site), "scale": scale}
+                rows.append({**case, "value": value, "share": number / len(x)})
         return {"rows": rows}
 
     return list(bench.once("distributions", gather)["rows"])
