@@ -108,6 +108,5 @@ def _failed(file: Path, error: Exception) -> LoadError:
 
 def _no_transform(name: str, image: Any) -> NoReturn:
     raise UsageError(
-        f"{OWN}{name}: its network does not say how it reads an image. Set model.transform in the function, from an RGB "
-        "image to a tensor."
+        f"{OWN}{name}: it does not say how it reads an image. Set model.transform, from RGB image to tensor."
     )

@@ -72,7 +72,7 @@ class Merging:
 class Thresholds(Mapping[Site, SiteThreshold]):
     """The thresholds of all sites in the order of execution, with their provenance; `thresholds["0:linear0_input"]` also works.
 
-    `provenance` has the model's class, samples, observer, versions, the recipe's calibration part, and passes.
+    `provenance` has the model's class, samples, observer, versions, what the recipe set, and the passes.
     """
 
     entries: dict[Site, SiteThreshold]
