@@ -26,8 +26,7 @@ SMALLEST, LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 RANGE = f"from {SMALLEST:.1e} to {LARGEST:.1e}, as float32 holds it"
 MOST_BITS = 24  # float32 holds all integers up to 2^24
 MOST_STEPS = 4096  # each is a forward pass
-GOALS = {"budget", "max_drop"}
-"""Fields that say what the passes aim at."""
+GOALS = {"budget", "max_drop"}  # fields that say what the passes aim at
 
 
 @dataclass(frozen=True)
@@ -286,7 +285,6 @@ class Recipe:
 
 
 FIELDS: dict[str, Option] = {f.name: f.metadata["option"] for f in dataclasses.fields(Recipe)}
-"""All fields with their options."""
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:

@@ -19,8 +19,7 @@ from onespike.runtime.validated import checksum, understood
 
 SAMPLERS = ("gp", "tpe", "grid")
 DAMAGED = "Remove search/study.db from the run to search anew, or name another storage."
-LOWEST = 0.01
-"""The smallest λ that is tried: below it every neuron saturates."""
+LOWEST = 0.01  # the smallest λ that is tried: below it every neuron saturates
 BEAT, GRACE = 2, 20
 """Seconds between two signs of life of a running trial, and without any until another process measures it again."""
 

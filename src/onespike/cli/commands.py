@@ -161,8 +161,7 @@ def _message(error: Exception) -> str | None:
 
 
 NOTHING_WRITTEN = "nothing was written. Run the same command again."
-INTERRUPTED: dict[str | None, str] = {}
-"""Command → what Ctrl-C leaves, for commands that keep finished work."""
+INTERRUPTED: dict[str | None, str] = {}  # command → what Ctrl-C leaves, for commands that keep finished work
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -191,10 +190,8 @@ def onespike(
     """
 
 
-TAKE_RUNS: set[str] = set()
-"""The commands that load a run: they take --model, too."""
-Next = tuple[object, ...]
-"""The words of the next command, after `onespike`."""
+TAKE_RUNS: set[str] = set()  # the commands that load a run: they take --model, too
+Next = tuple[object, ...]  # the words of the next command, after `onespike`
 
 
 def command(

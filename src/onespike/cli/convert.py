@@ -33,8 +33,7 @@ DEMOS = {
 }
 """Network, images, how many of them calibrate, and batch size."""
 PLAN = "plan.json"
-TRIALS = 12
-"""The trials of a search without labels, which needs few."""
+TRIALS = 12  # the trials of a search without labels, which needs few
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from onespike.recipe import names
 if TYPE_CHECKING:
     from onespike.runs import NetworkPair
 
-PARTICIPATION = 8
-"""How many inputs show whether every neuron takes part."""
+PARTICIPATION = 8  # how many inputs show whether every neuron takes part
 
 
 @command(shared=True)

@@ -20,8 +20,7 @@ from onespike.sources import forms
 if TYPE_CHECKING:
     from onespike.adapters import LoadedModel
 
-RECIPE = "Recipe"
-"""The panel of the help on how a network is converted."""
+RECIPE = "Recipe"  # the panel of the help on how a network is converted
 
 
 def try_json(path: Path) -> None:
@@ -69,8 +68,7 @@ DIFFERENCES = {
     for command, entries in _WORDS["differences"].items()
 }
 """Command → its options that mean something else there."""
-EXAMPLES: dict[str, str] = _WORDS["examples"]
-"""Command → what its help ends with."""
+EXAMPLES: dict[str, str] = _WORDS["examples"]  # command → what its help ends with
 EARLIER_COMMANDS: dict[str, str] = _WORDS["earlier_commands"]
 EARLIER_OPTIONS = {f"--{name.replace('_', '-')}": f"--set {name}=…" for name in FIELDS}
 EARLIER_OPTIONS |= _WORDS["earlier_options"]

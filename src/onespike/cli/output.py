@@ -39,8 +39,7 @@ def note(text: str) -> None:
     _console(stderr=True).print(text)
 
 
-PRINTED: list[tuple[Sequence[str], list[tuple[str, ...]]]] = []
-"""The tables of this command, for `tables`."""
+PRINTED: list[tuple[Sequence[str], list[tuple[str, ...]]]] = []  # the tables of this command, for `tables`
 
 
 def rows(headers: Sequence[str], cells: Iterable[Sequence[object]], left: Sequence[int] = ()) -> None:

@@ -32,8 +32,7 @@ from onespike.tasks import compared as headlines
 from onespike.tasks import task_of
 from onespike.tasks.intervals import spelled
 
-BITS = 8
-"""The bits of a spike that chips with graded spikes have."""
+BITS = 8  # the bits of a spike that chips with graded spikes have
 
 
 def network(pair: NetworkPair) -> None:

@@ -35,14 +35,11 @@ from onespike.runs import NetworkPair
 from onespike.sites import Operand
 from onespike.tasks import Items
 
-SIDE = 24
-"""The largest number of pixels in a site's picture."""
+SIDE = 24  # the largest number of pixels in a site's picture
 SAMPLES = 6
 SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
-LARGEST = 64 * 2**20
-"""The largest size of an input in bytes."""
-AT_ONCE = 4
-"""How many inputs may be on their way or answered at the same time."""
+LARGEST = 64 * 2**20  # the largest size of an input in bytes
+AT_ONCE = 4  # how many inputs may be on their way or answered at the same time
 HERE = ("127.0.0.1", "localhost", "::1")
 
 

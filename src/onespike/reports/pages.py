@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 TEMPLATES = Path(__file__).parent / "templates"
-APART_DB = 10.0
-"""Two networks differ where the noise between them is above a tenth of the signal."""
+APART_DB = 10.0  # two networks differ where the noise between them is above a tenth of the signal
 
 
 def report(

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GRAY = "#0072B2", "#D55E00", "#009E73", "#777777"
 """Okabe and Ito's palette, distinguishable with every common color blindness."""
-INK = "#0a0b0c"
-"""A placeholder for the page's text color while a figure is drawn for a page."""
+INK = "#0a0b0c"  # a placeholder for the page's text color while a figure is drawn for a page
 RING: dict[str, Any] = {"ms": 12, "mfc": "none", "mec": ORANGE, "mew": 2}
-LABELED = 12
-"""Up to this many points, each is labeled with its λ."""
+LABELED = 12  # up to this many points, each is labeled with its λ
 Point = Mapping[str, float]
 """`scale`, `value` and `energy`; `low` and `high` of an interval where there is one."""
 

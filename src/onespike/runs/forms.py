@@ -39,8 +39,7 @@ HERE: dict[str, Callable[[NetworkPair], Any]] = {
     "integer": lambda pair: optimize(pair.snn).eval(),
 }
 ROUNDS, UNSCORED = 5, Headline("", None, None)
-Rival = tuple[nn.Module, str]
-"""A network to compare with, and its energy column."""
+Rival = tuple[nn.Module, str]  # a network to compare with, and its energy column
 
 
 def facts_of(pair: NetworkPair) -> dict[str, Any]:

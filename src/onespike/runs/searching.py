@@ -38,8 +38,7 @@ from onespike.tasks import Items, Objective, Task
 from onespike.tasks import limit as limit_items
 
 FOLDER, RECORD, STUDY = "search", "search.json", "study.db"
-SHARE = 0.02
-"""The paper's split: 2 % of the images, here at least 100."""
+SHARE = 0.02  # the paper's split: 2 % of the images, here at least 100
 EVERY = 64
 """A full count would double the cost of a forward, so a search counts one row of elements in 64 of the first batch."""
 

@@ -139,8 +139,7 @@ class Grid:
         return self.rng.choice((Fraction(1, 2), Fraction(self.rng.randrange(self.parts), self.parts)))
 
 
-Case = tuple[Callable[..., Claim], tuple[Any, ...]]
-"""A claim and its arguments."""
+Case = tuple[Callable[..., Claim], tuple[Any, ...]]  # a claim and its arguments
 
 
 def _threshold(rng: random.Random) -> Fraction:
