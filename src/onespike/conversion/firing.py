@@ -185,10 +185,8 @@ class NeuronSites(Sites):
     def _in_one_kernel(
         self, names: tuple[str, ...], operands: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
     ) -> Tensor | None:
-        if not kernels.can_attend(*operands):
-            return None
         neuron = self.neurons.lone_neuron(names[2])
-        if neuron is None or not neuron.coded:
+        if neuron is None or not neuron.coded or not kernels.can_attend(*operands):
             return None
         code = neuron.code()
         step = code.row_steps()

@@ -125,8 +125,7 @@ def quantize(weight: Tensor, digits: int = 0) -> tuple[Tensor, Tensor]:
     if digits:
         near = torch.stack([few_digits(scale * (1 + part / 64), digits) for part in range(33)])
         scale = torch.where(near < scale, torch.inf, near).amin(0).to(scale.dtype)
-    integers = (weight.detach() / by_rows(scale, weight)).round().clamp(-WEIGHT, WEIGHT)
-    return integers.to(torch.int8), scale
+    return (weight.detach() / by_rows(scale, weight)).round().clamp(-WEIGHT, WEIGHT).to(torch.int8), scale
 
 
 def along(value: Tensor, weight: Tensor, groups: int) -> Tensor:

@@ -8,6 +8,7 @@ unit⁻ / unit⁺ is near p/q for small integers, q·y⁺ − p·y⁻ counts uni
 are multiplied separately, as two populations with separate weights.
 """
 
+from itertools import product
 from math import gcd
 from typing import NamedTuple
 
@@ -23,10 +24,8 @@ LARGEST_TERM, LARGEST_BESIDE_ONE = 15, 31
 LARGEST_MOVE = 1 / 16
 """How far the negative step may move, relatively, to be in such a ratio. Any ratio from 1/32 to 32 is that near one."""
 
-_TERMS = range(1, LARGEST_BESIDE_ONE + 1)
-_RATIOS = [
-    (q, p) for q in _TERMS for p in _TERMS if gcd(p, q) == 1 and (max(p, q) <= LARGEST_TERM or min(p, q) == 1)
-]
+_PAIRS = product(range(1, LARGEST_BESIDE_ONE + 1), repeat=2)
+_RATIOS = [(q, p) for q, p in _PAIRS if gcd(p, q) == 1 and (max(p, q) <= LARGEST_TERM or min(p, q) == 1)]
 RATIOS = torch.tensor(sorted(_RATIOS, key=lambda pair: (max(pair), pair)), dtype=torch.float64)
 
 
@@ -44,8 +43,7 @@ def common_units(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor] | 
     (tensor([4., 1., 1.]), tensor([3., 1., 1.]))
     >>> common_units(torch.tensor([1.0]), torch.tensor([0.001]))
     """
-    both = (positive > 0) & (negative > 0)
-    ratio = torch.where(both, negative.double() / positive.double(), 1.0)
+    ratio = torch.where((positive > 0) & (negative > 0), negative.double() / positive.double(), 1.0)
     distance = (RATIOS[:, 1] / RATIOS[:, 0] / ratio[:, None] - 1).abs()
     near = distance <= LARGEST_MOVE
     if not bool(near.any(1).all()):

@@ -59,8 +59,7 @@ def rounded_weight(weight: Tensor, bits: int, axis: int = 0) -> Tensor:
     flat = rows.reshape(-1, rows.shape[-1]).float()
     top = flat.abs().amax(0)
     # one point of an even grid is left out, so that 0 is in the middle
-    low, high = -top * (1 + 1 / (2 ** (bits - 1) - 1)), top
-    low, high = _clipped(flat, low, high, bits, apart=True)
+    low, high = _clipped(flat, -top * (1 + 1 / (2 ** (bits - 1) - 1)), top, bits, apart=True)
     return rounded(flat, low, high, bits).view(rows.shape).movedim(-1, axis).to(weight.dtype)
 
 
@@ -129,12 +128,7 @@ class Quantized(nn.Module):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        observed: Observed,
-        bits: int,
-        granularity: str = "tensor",
-        skipped: float = 0.0,
+        self, model: nn.Module, observed: Observed, bits: int, granularity: str, skipped: float = 0.0
     ) -> None:
         super().__init__()
         if granularity not in GRANULARITIES:

@@ -83,8 +83,7 @@ class DualIntegrateFire(IntegrateFire):
             [self.fire(size, theta) if fires else torch.zeros_like(size) for size, theta, fires in branches]
         )
         value = torch.stack([theta / self.largest * spike for theta, spike in zip(both, fired, strict=True)])
-        signed = torch.where(current < 0, 0 - fired.sum(0), fired.sum(0))
-        return signed, value[0] - value[1], latent - value
+        return torch.where(current < 0, 0 - fired.sum(0), fired.sum(0)), value[0] - value[1], latent - value
 
 
 @neuron("mtn")

@@ -107,8 +107,7 @@ def evidence(threshold: SiteThreshold, groups: list[Sample], row: Fisher, axes: 
         elements = sum(part.sizes.numel() for part in parts)
         samples, by_channel = elements / by_step.numel(), row.mean(axes.step).to(fired.dtype)
         worth = (samples * by_channel + by_channel.mean()) / (samples + 1)
-        at = (torch.arange(BORROWED) + 0.5) / BORROWED
-        values = fired.sort().values[(at * len(fired)).long()]
+        values = fired.sort().values[((torch.arange(BORROWED) + 0.5) / BORROWED * len(fired)).long()]
         mean = sum(part.weight * part.sizes.numel() for part in parts) / elements
         shape = (BORROWED, *by_step.shape)
         sizes = values.view(-1, *[1] * by_step.dim()).expand(shape)
@@ -134,8 +133,7 @@ def curve(
     for step, loss, cost in zip(steps, losses, costs, strict=True):
         for part in seen:
             counts = fire(part.sizes / step + 0.5)
-            error = (part.sizes - step * counts).pow(2)
-            loss += reduced(error * part.information, axes) * part.weight
+            loss += reduced((part.sizes - step * counts).pow(2) * part.information, axes) * part.weight
             cost += reduced(spike_cost(counts), axes) * part.weight
     return Curve(levels, steps, losses, costs * fan_out, state.drives(t.site))
 
@@ -222,8 +220,7 @@ class Together:
     def ratio(self) -> Tensor:
         """Return how much more errors do together than separately; nearer to 1 where few inputs have any effect."""
         inputs = self.apart.square() / self.squares.clamp(min=1e-300)
-        effect = (self.joint / self.apart.clamp(min=1e-300)).clamp(LEAST, MOST)
-        return effect ** (inputs / (inputs + DOUBT))
+        return (self.joint / self.apart.clamp(min=1e-300)).clamp(LEAST, MOST) ** (inputs / (inputs + DOUBT))
 
 
 def coherence(state: PassState, context: PassContext) -> dict[Site, Together]:

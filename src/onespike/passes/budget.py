@@ -125,8 +125,7 @@ def fit(state: PassState, context: PassContext, goal: float) -> PassState:
             slope = -log(ratio / last[1]) / log(factor / last[0])
             exponent = min(max(slope, 0.1), 2.0)
         proposed = factor * (ratio / goal) ** (1 / exponent)
-        inside = low < proposed < high
-        factor = proposed if inside else (max(low, factor / 4) * min(high, factor * 4)) ** 0.5
+        factor = proposed if low < proposed < high else (max(low, factor / 4) * min(high, factor * 4)) ** 0.5
         if not 1e-6 < factor < 1e6:
             break
     context.memory.tried = [ratio for _, ratio, _ in tried]

@@ -67,8 +67,7 @@ def inputs_of(model: nn.Module, batch: Any) -> Any:
     arguments, required = _positional(model)
     if len(arguments) == required:  # leftover parts are not for the network
         return batch[0] if required == 1 else batch[:required]
-    doubtful = [x for x in batch[required:] if isinstance(x, (Tensor, Mapping, tuple, list))]
-    if doubtful:
+    if any(isinstance(x, (Tensor, Mapping, tuple, list)) for x in batch[required:]):
         names = ", ".join(p.name for p in arguments)
         raise UsageError(
             f"a batch holds {len(batch)} parts, and {type(model).__name__}.forward({names}) may take some of them or not: "

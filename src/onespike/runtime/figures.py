@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def figure(
-    width: float = 6.4, height: float = 4.0, columns: int = 1, margin: bool = True
-) -> tuple[Figure, Any]:
+def figure(width: float, height: float = 4.0, columns: int = 1, margin: bool = True) -> tuple[Figure, Any]:
     """Return an empty figure in the house style and its axes; without a margin the axes fill it."""
     require("matplotlib", "plots", "figure")
     from matplotlib import rc_context

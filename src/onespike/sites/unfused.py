@@ -72,8 +72,7 @@ def multi_head_attention(
         mask = F.pad(_additive(attn_mask, q), (0, extra))
         mask = torch.unflatten(mask, 0, (batch, heads)) if mask.dim() == 3 else mask
     if key_padding_mask is not None:
-        padding = F.pad(_additive(key_padding_mask, q), (0, extra))
-        padding = padding.view(batch, 1, 1, -1)
+        padding = F.pad(_additive(key_padding_mask, q), (0, extra)).view(batch, 1, 1, -1)
         mask = padding if mask is None else mask + padding
     if need_weights:
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)

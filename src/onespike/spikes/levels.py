@@ -1,13 +1,18 @@
 """The integers a neuron may fire: chosen once, before conversion, and shared by every site."""
 
 # ruff: noqa: N803, N806 (M is the paper's name)
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from onespike.errors import UsageError, unknown
 
-KINDS = ("mixed", "linear", "exponential", "bits")
+KINDS: dict[str, Callable[[int, int], tuple[int, int]]] = {
+    "mixed": lambda M, tail: (M, tail),
+    "linear": lambda M, tail: (2 * M, 0),
+    "exponential": lambda M, tail: (1, 2 * M - 1),
+    "bits": lambda M, tail: ((1 << min(max(M, 0), 64)) - 1, 0),
+}
 LARGEST = 2**24  # float32 represents every integer up to here; beyond, spike counts would be rounded
 
 
@@ -84,10 +89,4 @@ def parse_levels(text: str) -> LevelSpec:
     if plus and kind != "mixed":
         raise UsageError(f"levels of kind '{kind}' have no tail. Write {kind}:{M}, or use mixed.")
     name = f"{kind}:{M}" + (f"+{tail}" if tail != M else "")
-    dense, powers = {
-        "mixed": (M, tail),
-        "linear": (2 * M, 0),
-        "exponential": (1, 2 * M - 1),
-        "bits": ((1 << min(max(M, 0), 64)) - 1, 0),
-    }[kind]
-    return LevelSpec(name, mixed_levels(dense, powers, name))
+    return LevelSpec(name, mixed_levels(*KINDS[kind](M, tail), name))

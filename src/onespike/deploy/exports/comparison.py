@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from onespike.errors import UsageError
 from onespike.runtime.batches import call
@@ -25,13 +25,21 @@ Run = Callable[[Any], Answer]
 """How a runtime answers a batch; without counts where a file has no names for them."""
 
 
-class Recorded(nn.Module):
-    """A network whose forward also returns the counts of every site."""
+class Plain(nn.Module):
+    """A network as it is, with the arguments of any call."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.sites: list[str] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.network(*args, **kwargs)
+
+
+class Recorded(Plain):
+    """A network whose forward also returns the counts of every site."""
+
+    sites: list[str]
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, list[Tensor]]:
         sites, counts = list[str](), list[Tensor]()
@@ -45,21 +53,20 @@ class Recorded(nn.Module):
             return value
 
         with visiting(self.network, Visit(record)):
-            output = self.network(*args, **kwargs)
+            output = super().forward(*args, **kwargs)
         self.sites = sites
         return output, counts
 
 
 def tensors(output: Any) -> list[Tensor]:
     """Return the tensors of an output or a batch, in order."""
-    return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def in_form_of(output: Any, values: Sequence[Tensor]) -> Any:
     """Return other tensors in an output's form."""
-    leaves, spec = tree_flatten(output)
     rest = iter(values)
-    return tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+    return tree_map_only(Tensor, lambda leaf: next(rest), output)
 
 
 def largest_class(expected: Any, actual: Any) -> Tensor:
@@ -94,9 +101,7 @@ class Comparison:
         other = differences(output, in_form_of(output, actual.outputs))
         inputs = len(other)
         if [site for site, _ in answer.counts] != [site for site, _ in actual.counts]:
-            raise UsageError(
-                "export: the file fires other sites than the network. This is an error of the format."
-            )
+            raise UsageError("export: the file fires other sites than the network, an error of the format.")
         same = torch.ones(inputs, dtype=torch.bool)  # inputs without another count so far
         for (site, before), (_, after) in zip(answer.counts, actual.counts, strict=True):
             apart = (before.double() - after.double()).abs()
@@ -144,11 +149,7 @@ def reference(network: nn.Module, batch: Any) -> tuple[Any, Answer]:
 
 
 def compare(
-    network: nn.Module,
-    run: Run,
-    probe: Run | None,
-    batches: Sequence[Any],
-    differences: Differences,
+    network: nn.Module, run: Run, probe: Run | None, batches: Sequence[Any], differences: Differences
 ) -> Comparison:
     """Run all on every batch: outputs are those of the file itself, counts its own or those of the probe, if any."""
     comparison = Comparison()

@@ -24,12 +24,8 @@ ATEN = torch.ops.aten
 NORMS = {"aten.layer_norm.default": ("weight", "bias"), "aten.rms_norm.default": ("weight",)}
 SOFTMAX = ("aten.softmax.int", "aten._safe_softmax.default")
 AFFINE = {"weight": ATEN.mul.Tensor, "bias": ATEN.add.Tensor}
-MEANS = (
-    "aten.mean.dim",
-    "aten.avg_pool2d.default",
-    "aten.avg_pool3d.default",
-    "aten.adaptive_avg_pool2d.default",
-)
+AVERAGES = ("avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d")
+MEANS = ("aten.mean.dim", *(f"aten.{name}.default" for name in AVERAGES))
 
 
 def fold_(graph: Graph, whole: bool = False) -> dict[str, Comparator]:
@@ -172,10 +168,9 @@ def _parts(decode: fx.Node, axis: int, graph: Graph) -> list[_Part]:
     fired, gain, sides = arguments(named["counts"]), named["gain"], named["sides"]
     counts, up, down = named["counts"], named["positive"], named["negative"]
     held, most = graph.tensor(gain), max(fired["levels"])
-    units = (graph.tensor(up), graph.tensor(down))
-    if named["offset"] is not None or any(
-        x is None or (x.dim() >= -axis and x.shape[axis] > 1) for x in units
-    ):
+    units = map(graph.tensor, (up, down))
+    apart = any(unit is None or (unit.dim() >= -axis and unit.shape[axis] > 1) for unit in units)
+    if apart or named["offset"] is not None:
         return []
     if gain is not None and axis == -2:
         if held is None:

@@ -263,8 +263,7 @@ class Graph:
 
     def tensor(self, argument: Any) -> Tensor | None:
         """Return the held tensor that an argument of a node stands for, if any."""
-        held = self.held.get(argument.name) if isinstance(argument, fx.Node) else None
-        return None if held is None else held[1]
+        return self.held.get(argument.name, ("", None))[1] if isinstance(argument, fx.Node) else None
 
     @property
     def results(self) -> list[fx.Node]:
@@ -352,8 +351,7 @@ def trace(module: nn.Module, batch: Any, *, pure: bool = False, fixed: bool = Fa
         return dict.fromkeys(range(1 if leaf.is_floating_point() else leaf.dim()), torch.export.Dim.AUTO)
 
     # the wrapper's forward takes *args and **kwargs
-    shapes: dict[str, Any] = {"args": tree_map(batched, args)} if args else {}
-    shapes |= {"kwargs": tree_map(batched, kwargs)} if kwargs else {}
+    shapes = {name: tree_map(batched, part) for name, part in (("args", args), ("kwargs", kwargs)) if part}
     try:
         with evaluating(module), torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

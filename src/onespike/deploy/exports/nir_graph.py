@@ -199,8 +199,7 @@ class Chain:
         self._affine(f"{fired.node}_values", spread(worth).transpose(0, 1), base, fired.size)
         self.nodes[self.last].metadata = {"onespike.site": fired.site}
         if len(fired.shape) < len(fired.size):
-            size = {"input": _array(fired.size)}
-            self._add(f"{fired.node}_flat", "Flatten", input_type=size, start_dim=0)
+            self._add(f"{fired.node}_flat", "Flatten", input_type={"input": _array(fired.size)}, start_dim=0)
 
     def _fire(self, node: fx.Node, site: str) -> None:
         """Write the neurons of a site: a row for each threshold, one IF, and what follows it."""

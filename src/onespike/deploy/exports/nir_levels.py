@@ -98,31 +98,29 @@ def of_sums(
     weight = torch.where(turned, -1.0, 1.0).double() * sign[:, None] * 2.0**by.fraction
     limit = EXACT * 2.0**by.fraction
     cuts = by.thresholds.double().clamp(-limit, limit).expand(1, *shape, -1)
-    cuts = torch.where(turned, 1 - cuts, cuts).reshape(
-        size[0], *(windows[-1][0] if windows else size[1:]), -1
-    )
+    places = windows[-1][0] if windows else size[1:]
+    cuts = torch.where(turned, 1 - cuts, cuts).reshape(size[0], *places, -1)
     moves = [(b, a) if n < rest else (a, b) for n, (a, b) in enumerate(pairwise(by.values))]
     first = cuts.flatten(1, -2).amin(1) if cuts.dim() > 2 else cuts
     if torch.equal(cuts, (same := first.view(size[0], *[1] * (cuts.dim() - 2), -1)).expand_as(cuts)):
         return Levels(weight, 1 - first, moves, by.values[rest])
     above = cuts - same
     for _, before, pool in reversed(windows):
-        for axis, places in enumerate(before):
+        for axis, extent in enumerate(before):
             stride = (pool["stride"] or pool["kernel_size"])[axis]
             if stride < pool["kernel_size"][axis]:
                 raise refuse(
                     f"the windows of the max-pool before {site} overlap, and its thresholds differ by place",
                     CHANNELS,
                 )
-            window = (torch.arange(places) // stride).clamp(max=above.shape[axis + 1] - 1)
+            window = (torch.arange(extent) // stride).clamp(max=above.shape[axis + 1] - 1)
             above = above.index_select(axis + 1, window)
     return Levels(weight, 1 - first, moves, by.values[rest], above.movedim(-1, 1).flatten(0, 1))
 
 
 def spread(values: Tensor) -> Tensor:
     """Return numbers [channels, neurons of each] as a map from channels to neurons, [channels · neurons, channels]."""
-    channels = len(values)
-    return (torch.eye(channels, dtype=values.dtype)[:, None] * values[..., None]).flatten(0, 1)
+    return (torch.eye(len(values), dtype=values.dtype)[:, None] * values[..., None]).flatten(0, 1)
 
 
 def by_channel(values: Tensor, channels: int, site: str) -> Tensor:

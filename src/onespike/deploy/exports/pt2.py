@@ -10,22 +10,11 @@ import torch
 from torch import nn
 
 from onespike.deploy.exports.base import Foreign, Request, example, export_format
-from onespike.deploy.exports.comparison import Answer, Recorded, Run, reference, tensors
+from onespike.deploy.exports.comparison import Answer, Plain, Recorded, Run, reference, tensors
 from onespike.deploy.exports.graph import bare, trace
 from onespike.runtime.batches import call
 
 FACTS = "onespike.json"
-
-
-class Plain(nn.Module):
-    """A network as it is, with the arguments of any call."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.network(*args, **kwargs)
 
 
 def _pruned(program: Any) -> Any:
@@ -35,8 +24,7 @@ def _pruned(program: Any) -> Any:
             node.meta.pop(what, None)
     used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     names = program.graph_signature.inputs_to_parameters | program.graph_signature.inputs_to_buffers
-    read_tensors = {name for put, name in names.items() if put in used}
-    for name in set(program.state_dict) - read_tensors:
+    for name in set(program.state_dict) - {name for put, name in names.items() if put in used}:
         tensor = program.state_dict[name]
         nothing = tensor.detach().new_zeros(()).expand(tensor.shape)
         parameter = isinstance(tensor, nn.Parameter)

@@ -32,13 +32,7 @@ LARGEST = 2.0**31 - 2**7
 """No sum is larger, in float32."""
 TYPES = {"MatMul": "INT8", "Conv": "INT8", "MultiThreshold": "INT32", "Mul": None}
 """Operation → the type of its second operand where that is whole numbers; None for the smallest."""
-LAYOUTS: dict[tuple[int, ...], str] = {
-    (2, 1): "NC",
-    (3, 1): "NCW",
-    (3, 2): "NWC",
-    (4, 1): "NCHW",
-    (4, 3): "NHWC",
-}
+LAYOUTS: dict[Any, str] = {(2, 1): "NC", (3, 1): "NCW", (3, 2): "NWC", (4, 1): "NCHW", (4, 3): "NHWC"}
 """(axes, axis of the channels) → the name of a layout."""
 
 
@@ -94,8 +88,7 @@ def write(request: Request, file: Path) -> Foreign:
     written = translated(graph, [*graph.outputs, *graph.sites], request.facts, translations)
     cleaned(written, graph, axes).save(str(file))
     shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tensors(first))
-    note = f"it takes one input at a time, of shape {shapes}"
-    return Foreign(f"qonnx {version('qonnx')}", notes=(note,))
+    return Foreign(f"qonnx {version('qonnx')}", notes=(f"it takes one input at a time, of shape {shapes}",))
 
 
 def _axis(several: Tensor, single: Tensor) -> int:
@@ -229,8 +222,7 @@ def cleaned(written: Any, graph: Graph, axes: list[int]) -> Any:
     for put, site in zip(counts, graph.sites, strict=True):
         model.graph.value_info.append(put)
         model.rename_tensor(put.name, site)
-    names = [put.name for put in model.graph.output] + graph.sites
-    places = list(zip(names, axes, strict=True))
+    places = list(zip([put.name for put in model.graph.output] + graph.sites, axes, strict=True))
     record = {"inputs": input_names(graph), "outputs": places[:size], "sites": places[size:]}
     model.set_metadata_prop(KEY, json.dumps(record))
     return model

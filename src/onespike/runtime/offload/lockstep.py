@@ -41,8 +41,7 @@ class Call:
 
     def size(self) -> int:
         """Bytes of the tensors that are handed over."""
-        sizes = {x.untyped_storage().data_ptr(): x.nbytes for x in self.tensors()}
-        return sum(sizes.values())
+        return sum({x.untyped_storage().data_ptr(): x.nbytes for x in self.tensors()}.values())
 
     def versions(self) -> list[int]:
         return [x._version for x in self.tensors()]
