@@ -21,7 +21,7 @@ def test_registering_twice_is_refused() -> None:
         neuron("sfn")(type("Other", (Neuron,), {}))
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own-network.md"
 [_example] = [
     example.source
     for example in doctest.DocTestParser().get_examples(PAGE.read_text(encoding="utf-8"))
