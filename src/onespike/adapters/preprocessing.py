@@ -79,10 +79,10 @@ def exchanged(x: Tensor, old: Normalization, new: Normalization) -> Tensor:
 def renormalized(loaded: LoadedModel, mean: Sequence[float], std: Sequence[float]) -> LoadedModel:
     if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
         raise UsageError("a normalization is three means and three positive deviations: mean=0.5,0.5,0.5.")
-    reading, own = loaded.reading, loaded.spec.startswith("python:")
-    old = None if own else normalization(reading.transform)
+    reading, in_python = loaded.reading, loaded.spec.startswith("python:")
+    old = None if in_python else normalization(reading.transform)
     if old is None:
-        reason = "is your own: normalize there" if own else "has no mean and deviation to replace"
+        reason = "is your own: normalize there" if in_python else "has no mean and deviation to replace"
         raise UsageError(f"{loaded.spec}: its transform {reason}. Leave out mean=.")
     new = (tuple(float(m) for m in mean), tuple(float(s) for s in std))
     changed = dataclasses.replace(

@@ -32,12 +32,12 @@ def merge(x: Tensor, sizes: Tensor | None, pairs: int, first: int) -> tuple[Tens
     left, right = x[:, first : first + 2 * count].unflatten(1, (count, 2)).unbind(2)
     lengths = left.norm(dim=-1) * right.norm(dim=-1)
     similar = (left * right).sum(-1) / lengths.clamp(min=torch.finfo(x.dtype).tiny)
-    kept = 2 * similar.topk(pairs).indices + first
-    gone = torch.zeros_like(sizes, dtype=torch.int64).scatter(1, kept + 1, tokens)
+    targets = 2 * similar.topk(pairs).indices + first
+    gone = torch.zeros_like(sizes, dtype=torch.int64).scatter(1, targets + 1, tokens)
     # where a token goes its place counts as behind all others, so that the rest stays in order
     order = (torch.arange(tokens, device=x.device) + gone).sort().values[:, : tokens - pairs]
     weighted = torch.cat((x * sizes[..., None], sizes[..., None]), -1)
-    along = kept[..., None].expand(-1, -1, weighted.shape[-1])
+    along = targets[..., None].expand(-1, -1, weighted.shape[-1])
     weighted = weighted.scatter_add(1, along, weighted.gather(1, along + 1))
     weighted = weighted.gather(1, order[..., None].expand(-1, -1, weighted.shape[-1]))
     return weighted[..., :-1] / weighted[..., -1:], weighted[..., -1]
