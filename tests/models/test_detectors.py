@@ -220,15 +220,8 @@ TestMask2Former = contract(
     heads=(f"{MASKS}:einsum0_0", f"{MASKS}:einsum0_1", "class_predictor:linear0_input"),
     analog=deformable("model.pixel_level_module.decoder.encoder.layers.0.self_attn"),
 )  # fmt: skip
-TestVitDet = contract(  # its weights are tables of relative positions
-    vit_det,
-    named,
-    Uncompiled,
-    inputs=("embeddings.projection:conv0_input",),
-    spiking=20,
-    softmax=2,
-    weights=4,
-)
+VIT_DET = dict(inputs=("embeddings.projection:conv0_input",), spiking=20, softmax=2)
+TestVitDet = contract(vit_det, named, Uncompiled, **VIT_DET, weights=4)  # tables of relative positions
 TestScenes = contract(
     lambda: SceneDetector(32, detections=4), lambda: images(64), Uncompiled, inputs=("backbone.stage1.0:conv0_input",),
     heads=("boxes:conv0_input", "classes:conv0_input", ":matmul0_lhs", ":matmul0_rhs"), spiking=36, softmax=3,
