@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "docs")]
 
 import drawn  # noqa: E402
 import records  # noqa: E402

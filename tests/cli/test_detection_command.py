@@ -70,7 +70,7 @@ def test_a_search_by_divergence_needs_no_annotations(cli, run, tmp_path):
     for index in range(3):
         noise(tmp_path / "images" / f"{index}.png", index, 64)
     words = f"search {run} --data {tmp_path / 'images'} --trials 2 --sampler grid"
-    assert "Give the instances JSON with --annotations FILE." in cli(words).message()
+    assert "boxes are scored with annotations. Give --annotations FILE." in cli(words).message()
     cli(words, "--objective", "kl").good()
 
 

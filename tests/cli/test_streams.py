@@ -35,6 +35,10 @@ STREAMS = {
         2,
         b"onespike: No space left on device. Check the path, its permissions and the disk.\n",
     ),
+    f"PYTHONUNBUFFERED=1 {ONESPIKE} --help >/dev/full": (
+        2,
+        b"onespike: standard output: No space left on device. Check where it goes.\n",
+    ),
     f"({ONESPIKE} list presets; echo $? >&2) | true": (0, b"2\n"),
 }
 

@@ -24,6 +24,10 @@ def main() -> None:
         with loading():
             from onespike.cli.app import app
         app()
+    except BrokenPipeError:  # nobody reads the help page
+        sys.exit(2)
+    except OSError as error:
+        refuse(f"standard output: {error.strerror}. Check where it goes.")
     except KeyboardInterrupt as late:  # the command had ended, and was about to say how
         sys.exit(getattr(late.__context__, "code", 0))
     finally:
@@ -99,6 +103,7 @@ def _flush() -> None:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # as with `head`: nobody is reading
+        said = getattr(error.__context__, "code", 0)  # the command has ended with a message already
+        if said or isinstance(error, BrokenPipeError):  # as with `head`: nobody is reading
             sys.exit(2)
         refuse(f"standard output: {error.strerror}. Check where it goes.")
