@@ -64,9 +64,8 @@ def test_differences_are_not_typed_by_hand(page):
 def test_code_that_has_changed_since_is_told(monkeypatch):
     record = records.read(records.names()[0])
     monkeypatch.setattr(records, "git", lambda *words: "abc\ndef" if words[0] == "log" else None)
-    assert "the code has changed since" in results.making(record) and "2 later commits" in results.making(
-        record
-    )
+    assert "the code has changed since" in results.making(record)
+    assert "2 later commits" in results.making(record)
     monkeypatch.setattr(records, "git", lambda *words: "")
     assert "changed" not in results.making(record)
     monkeypatch.setattr(records, "git", lambda *words: None)  # no repository, or not all of its commits
@@ -76,17 +75,10 @@ def test_code_that_has_changed_since_is_told(monkeypatch):
 def test_a_benchmark_leaves_a_record(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks" / "speed.py"), "--only", "speed vit-base 8 *"])
-    made = records.write(
-        "fast",
-        [{"what": "a", "ms": records.Figure(1.5, error=0.25)}],
-        about="A test.",
-        columns={"what": "what", "ms": "ms"},
-    )
+    rows, columns = [{"what": "a", "ms": records.Figure(1.5, error=0.25)}], {"what": "what", "ms": "ms"}
+    made = records.write("fast", rows, about="A test.", columns=columns)
     again = records.read("fast")
     assert again.command == "python benchmarks/speed.py --only 'speed vit-base 8 *'"
-    assert (
-        again.code == ["benchmarks/speed.py"]
-        and again.processor == made.processor
-        and again.date == made.date
-    )
+    assert again.code == ["benchmarks/speed.py"]
+    assert (again.processor, again.date) == (made.processor, made.date)
     assert float(again.rows[0]["ms"].error) == 0.25
