@@ -65,14 +65,14 @@ def refused(kind: str, name: str, form: str) -> str | None:
         return ALONE.format("this network takes more than one tensor")
     if name == "w8aspike" and not form.startswith("pt2"):
         return RULE.format(FIRST[kind])
-    passes = name in ("fast", "best", "text")
-    if form == "qonnx" and passes:  # which site has how many levels, the pass allocate decides
+    many = name in ("fast", "best", "text") or (name == "bytes" and kind != "cnn")  # of attention weights
+    if form == "qonnx" and many:  # which site has how many levels, the pass allocate decides
         return MANY
     if form != "nir":
         return None
-    passes = name in ("fast", "best", "text", "chip")
+    passes = name in ("fast", "best", "text", "chip", "bytes")
     if kind == "cnn":
-        if name == "chip":
+        if name in ("chip", "bytes"):
             return None
         return PIXELS.format("the bias before 2:conv0_input differs by place") if passes else ANALOG
     if passes:  # its edges are in 8 bits
