@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import CONVERT, TEST, stored
+from command_line import CONVERT, TEST, VIT, stored
 
 from image_folders import noise
 from onespike import runs
@@ -150,3 +150,16 @@ def test_a_transformers_run_holds_its_configuration(cli, figures, tmp_path, imag
     (run / "network" / "config.json").write_text("{}")
     message = f"{run}: the run is damaged: network/config.json is not the file that was saved"
     assert cli("inspect", run).message().startswith(message)
+
+
+def test_a_device_map_is_read_by_convert(cli, tmp_path, vit_weights, vit_run):
+    """Weights of the blocks on disk give the same thresholds."""
+    words = f"{CONVERT} --weights {vit_weights} --limit 4"
+    network = load_model(VIT, random_weights=True).model
+    parts = [
+        *(n for n, _ in network.named_children()),
+        *(n for n, _ in network.named_parameters(recurse=False)),
+    ]
+    (tmp_path / "map.json").write_text(json.dumps({p: "disk" if p == "blocks" else "cpu" for p in parts}))
+    cli(words, "--device-map", tmp_path / "map.json", "--out", tmp_path / "run").good()
+    assert sha256(tmp_path / "run" / "thresholds.safetensors") == sha256(vit_run / "thresholds.safetensors")

@@ -20,6 +20,7 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork
 import onespike
 from contract.conversion_contract import images
 from onespike.adapters.bundled import SceneDetector
+from onespike.conversion.network import table
 
 # transformers still decorates some functions with torch's old compiler when its modules are imported
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
@@ -228,6 +229,14 @@ TestScenes = contract(
 )  # fmt: skip
 
 
+def test_levels_of_a_pyramid_share_their_neurons():
+    model, batches = TestRetinaNet.build()
+    snn = onespike.convert(model, onespike.calibrate(model, batches))
+    rows = {row["site"]: row["neuron"] for row in table(snn)}
+    assert "shared by 2 calls per forward" in rows["head.classification_head.conv.0.0:conv0_input"]
+    assert "shared" not in rows["backbone.second.0:conv0_input"]
+
+
 def test_a_detector_that_finds_nothing_goes_on():
     """The later stages receive tensors without rows; their neurons, the ledger and the output accept that."""
     model, batches = TestMaskRCNN.build()
@@ -240,3 +249,11 @@ def test_a_detector_that_finds_nothing_goes_on():
     model.roi_heads.score_thresh = 2.0
     with pytest.raises(onespike.errors.CalibrationError, match=r"nothing ever reached roi_heads\.mask"):
         onespike.calibrate(model, batches)
+
+
+def test_what_is_the_same_for_every_input_stays_analog_for_batches_of_any_size():
+    """Object queries attend to each other before they see the image; a batch only repeats them."""
+    model, batches = TestDetr.build()
+    thresholds = onespike.calibrate(model, batches)
+    assert thresholds["model.decoder.layers.0.self_attn:matmul1_lhs"].role == "constant"
+    assert thresholds["model.decoder.layers.0.encoder_attn:matmul1_lhs"].role == "softmax"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from typing import Any
 
@@ -79,6 +80,31 @@ TestLlama, TestLlamaEager = both(
 MIXTRAL = MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
 MIXTURE = both(AutoModelForCausalLM, MIXTRAL, PADDED, **LANGUAGE_HEAD, spiking=11, softmax=1, weights=2)
 TestMixtral = MIXTURE[0]
+
+
+def test_the_energy_of_experts_is_that_of_unit_weights():
+    """The ledger's counts against the grouped products of the spikes themselves with weights that are all 1."""
+    _, batches, snn = converted(TestMixtral)
+    experts = snn.model.layers[0].mlp.experts
+    expected: dict[str, float] = {}
+
+    def grouped(a, b, **kwargs):
+        key = f"matmul{len(expected)}_lhs"
+        step = experts.neurons[key].code().units()
+        spikes = (a.clamp(min=0) / step[0] + (-a).clamp(min=0) / step[1]).round()
+        additions = torch._grouped_mm(spikes, torch.ones_like(b), offs=kwargs["offs"])
+        expected[key] = float(additions.double().sum())
+        return torch._grouped_mm(a, b, **kwargs)
+
+    with torch.inference_mode(), onespike.metered(snn) as ledger:
+        snn(**batches[0])
+    found = {s.key: row for s, row in ledger.sites.items() if s.owner == "model.layers.0.mlp.experts"}
+    rules = importlib.import_module("onespike.sites.rules")
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setitem(rules.RULES, torch._grouped_mm, partial(rules._grouped, grouped))
+        snn(**batches[0])
+    assert {key: found[key].additions["counts"] for key in expected} == expected and len(expected) == 2
+    assert all(found[key].macs == found[key.replace("lhs", "rhs")].macs > 0 for key in expected)
 
 
 LANGUAGE = [TestGPT2, TestGPT2Eager, TestLlama, TestLlamaEager]
@@ -160,3 +186,6 @@ def test_a_converted_network_is_saved_by_its_library_and_by_torch(tmp_path):
     type(model).save_pretrained(snn, tmp_path / "saved")
     again = type(model).from_pretrained(tmp_path / "saved")  # the original network, which needs no neurons
     torch.testing.assert_close(run(again.eval(), batches[0]), run(model, batches[0]))
+    snn.save_pretrained(tmp_path / "kept")
+    pair = onespike.from_pretrained(tmp_path / "kept", again)  # both, by our own folder
+    assert torch.equal(run(pair.snn, batches[0]), expected)
